@@ -1,0 +1,1 @@
+"""Decoding for masked diffusion language models: commit many tokens per forward pass, safely."""

@@ -1,0 +1,31 @@
+"""What goes wrong in a way that the caller can mend.
+
+Every message is one line that names the thing, the value and the way out; the command line prints it and exits with 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UnmaskError(ValueError):
+    """A request that cannot be served as it was made."""
+
+
+class UnknownName(UnmaskError):
+    """A name that is not among the known ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, listed_as: str = "known") -> None:
+        known = sorted(known)
+        near = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        super().__init__(f"unknown {kind} {name!r}{hint} {listed_as}: {', '.join(known) or 'none'}")
+
+
+class CheckpointError(UnmaskError):
+    """A checkpoint that is missing, damaged, or of a kind that we do not run."""
+
+
+class OutOfMemory(UnmaskError):
+    """More memory is needed than is free."""

@@ -1,0 +1,1 @@
+"""Foreign checkpoints behind one contract: `base.MaskedLM`."""

@@ -1,0 +1,85 @@
+"""The contract between a masked language model and the engine.
+
+A model predicts every masked position of a canvas at once. Whatever is odd about a family (a shifted head, the sampling
+convention, special tokens) is said in its ModelSpec or hidden behind `predict`; nobody downstream asks for the family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask.cache.kv import KVCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What the engine must know about a checkpoint."""
+
+    name: str  # as the user wrote it
+    family: str  # 'llada', 'dream', 'toy', or a plug-in's own
+    convention: Literal["llada", "dream"]  # whose temperature, scoring dtype and policy presets apply
+    vocab_size: int
+    n_layers: int
+    max_length: int  # positions the model was built for
+    mask_id: int
+    eos_id: int
+    end_ids: frozenset[int]  # ids that end the text: end of text, end of turn
+    bos_id: int | None = None
+    add_bos: bool = False  # put `bos_id` before a plain prompt
+    shifted: bool = False  # the head predicts the next position; `predict` has realigned it
+    max_tokens: int | None = None  # from generation_config.json
+    block_size: int | None = None  # from generation_config.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What one forward pass gives, in the model's dtype and aligned with positions."""
+
+    logits: Float[Tensor, "b k v"]
+    attention: Float[Tensor, "b n n"] | None = None
+    shadow_logits: Float[Tensor, "b s v"] | None = None
+
+
+class MaskedLM(Protocol):
+    """A model the engine can decode with."""
+
+    spec: ModelSpec
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def predict(
+        self,
+        tokens: Int[Tensor, "b n"],
+        *,
+        lengths: Int[Tensor, " b"] | None = None,
+        at: Int[Tensor, "b k"] | None = None,
+        cache: KVCache | None = None,
+        queries: Int[Tensor, "b q"] | None = None,
+        attention_layers: range | None = None,
+        shadow: Int[Tensor, "b s"] | None = None,
+    ) -> Prediction:
+        """Logits for the positions `at` (default: all) of canvases padded on the right to a common length.
+
+        lengths: real length of each row; what lies behind is never seen. None: no padding.
+        cache:   without `queries`, a full pass fills it; with `queries`, only those positions (contiguous in each row,
+                 padded by repeating the last one) are recomputed, written over the cache, and see the whole canvas.
+        attention_layers: layers whose attention, averaged over heads and layers, is wanted as well.
+        shadow:  positions to predict a second time as if their own token were masked (see policies/wino.py).
+        """
+        ...
+
+
+def key_mask(lengths: Int[Tensor, " b"] | None, length: int) -> Bool[Tensor, "b n"] | None:
+    """Which keys may be seen; None when every row fills the canvas."""
+    if lengths is None:
+        return None
+    return torch.arange(length, device=lengths.device) < lengths[:, None]

@@ -1,0 +1,64 @@
+"""Name -> class, for what can be plugged in: ours by decorator, other people's by entry point.
+
+A plug-in is imported when it is asked for, so a broken one troubles only those who use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from unmask.errors import UnknownName, UnmaskError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The classes of one kind by name, and how to build one from its parameters."""
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind
+        self.group = group
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        def add(cls: type[T]) -> type[T]:
+            if name in self._classes:
+                raise UnmaskError(f"{self.kind} {name!r} is registered twice")
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        return sorted({*self._classes, *self._plugins()})
+
+    def find(self, name: str) -> type[T]:
+        """The class of that name; ours win over a plug-in of the same name."""
+        if name not in self._classes:
+            plugin = self._plugins().get(name)
+            if plugin is None:
+                raise UnknownName(self.kind, name, self.names(), listed_as="installed")
+            try:
+                self._classes[name] = plugin.load()
+            except Exception as error:
+                raise UnmaskError(f"the plug-in {plugin.value!r} for {self.kind} {name!r} failed: {error}") from error
+        return self._classes[name]
+
+    def build(self, name: str, params: dict[str, Any]) -> T:
+        """An instance of that name; a parameter it does not have is an error with a near match."""
+        cls = self.find(name)
+        known = [field.name for field in fields(cls) if field.init]  # ty: ignore[invalid-argument-type]
+        for param in params:
+            if param not in known:
+                raise UnknownName(f"parameter of {name}", param, known)
+        return cls(**params)
+
+    def name_of(self, instance: T) -> str:
+        """The name under which the instance's class is registered, else the class's own name."""
+        return next((name for name, cls in self._classes.items() if cls is type(instance)), type(instance).__name__)
+
+    def _plugins(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)}

@@ -1,0 +1,98 @@
+"""How to decode, apart from the policy: the same fields in Python, on the command line, over HTTP and in recipes.
+
+Knows nothing of torch, so that the command line can show its flags at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from unmask.errors import UnknownName, UnmaskError
+
+CACHES = ("none", "prefix", "dual")
+
+
+def _setting(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"help": about})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything about one generation that is not the model, the prompt or the policy."""
+
+    max_tokens: int | None = _setting(None, "Tokens to generate; default: the checkpoint's, else 256.")
+    block_size: int | None = _setting(None, "Positions per block; default: the checkpoint's, else the policy's, else 32.")
+    temperature: float = _setting(0.0, "0 takes the likeliest token; above 0 draws one.")
+    top_p: float = _setting(1.0, "Draw from the likeliest tokens that hold this much probability.")
+    top_k: int = _setting(0, "Draw from this many likeliest tokens; 0: all.")
+    seed: int = _setting(0, "Seed of every draw; each prompt of a batch starts from it.")
+    cache: str = _setting("none", "Keys and values reused between passes: none, prefix or dual.")
+    refresh: str = _setting("block", "When a cache is recomputed: block, or blocks:N for every N blocks.")
+    stop: tuple[str, ...] = _setting((), "Cut the text before this string (may be repeated).")
+    stop_token_ids: tuple[int, ...] = _setting((), "Cut the text before this token id (may be repeated).")
+    early_stop: bool = _setting(False, "Stop decoding after the block in which the text ends.")
+    cfg_scale: float = _setting(0.0, "Classifier-free guidance; 0: off.")
+    suppress_mask_token: bool = _setting(True, "Never propose the mask token.")
+    logits_eos_inf: bool = _setting(False, "Never propose the end-of-text token.")
+    confidence_eos_eot_inf: bool = _setting(False, "Commit end-of-text and end-of-turn last.")
+    reference_dtype: bool = _setting(False, "Score in the dtype of the public code: float64 for LLaDA, the model's for Dream.")
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str | int) else tuple(value))
+        for name, low in (("max_tokens", 1), ("block_size", 1), ("top_k", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if value is None and name in ("max_tokens", "block_size"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise UnmaskError(f"{name} must be a whole number of at least {low}, got {value!r}")
+        if self.seed >= 2**63:
+            raise UnmaskError(f"seed must be below 2**63, got {self.seed}")
+        for name in ("temperature", "cfg_scale"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0.0 <= value < float("inf"):
+                raise UnmaskError(f"{name} must be a number of at least 0, got {value!r}")
+        if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
+            raise UnmaskError(f"top_p must be in (0, 1], got {self.top_p!r}")
+        if self.cache not in CACHES:
+            raise UnknownName("cache", str(self.cache), CACHES)
+        self.blocks_per_refresh  # noqa: B018  (raises on a malformed value)
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UnmaskError(f"stop must hold strings that are not empty, got {self.stop!r}")
+        if not all(isinstance(token, int) and token >= 0 for token in self.stop_token_ids):
+            raise UnmaskError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}")
+        for item in fields(self):
+            if isinstance(item.default, bool) and not isinstance(getattr(self, item.name), bool):
+                raise UnmaskError(f"{item.name} must be true or false, got {getattr(self, item.name)!r}")
+
+    @property
+    def blocks_per_refresh(self) -> int:
+        """How many blocks one refresh of the cache serves."""
+        if self.refresh == "block":
+            return 1
+        kind, _, count = str(self.refresh).partition(":")
+        if kind != "blocks" or not count.isdecimal() or int(count) < 1:
+            raise UnmaskError(f"refresh must be 'block' or 'blocks:N' with N of at least 1, got {self.refresh!r}")
+        return int(count)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        """Settings from plain data, as in a recipe; an unknown key is an error with a near match."""
+        known = [item.name for item in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise UnknownName("setting", str(key), known)
+        return cls(**values)
+
+    def with_(self, **changes: Any) -> Settings:
+        """These settings with some fields changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

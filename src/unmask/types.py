@@ -1,0 +1,132 @@
+"""What flows between the parts: a policy sees a StepView and answers with a Decision; the loop tells of it in StepEvents.
+
+Shapes: `b` rows, `k` positions of a block, `n` positions of the canvas, `v` vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from unmask.trace.record import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """What a policy may look at in one forward pass; rows may be in different blocks and steps.
+
+    Only `logits` and `masked` are required. Logits are aligned with positions and the mask token's logit is -inf.
+    Columns past the end of a short block are not masked, and hold the token -1.
+    """
+
+    logits: Float[Tensor, "b k v"]
+    masked: Bool[Tensor, "b k"]  # positions that may be committed now
+    proposed: Int[Tensor, "b k"] = None  # ty: ignore[invalid-assignment]  token for each position; default: arg max
+    tokens: Int[Tensor, "b k"] | None = None  # what stands in the block before this pass
+    start: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  absolute position of the first column; default 0
+    step: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  passes already spent on this block; default 0
+    remaining: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  masks left in the row; default: in the block
+    total: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  masks the row began with; default k
+    uniform: Float[Tensor, "b k"] | None = None  # fresh uniform numbers from the row's own seed
+    sequence_logits: Float[Tensor, "b n v"] | None = None  # before temperature, for every position of the canvas
+    sequence_masked: Bool[Tensor, "b n"] | None = None
+    attention: Float[Tensor, "b n n"] | None = None  # query x key, mean over heads and over the policy's layers
+    shadow_logits: Float[Tensor, "b k v"] | None = None  # each position predicted without seeing its own token
+    exact_dtype: bool = False  # score in the logits' own dtype, as some public code does, instead of float32
+
+    def __post_init__(self) -> None:
+        rows = self.masked.shape[0]
+        defaults = {
+            "proposed": lambda: self.logits.argmax(-1),
+            "start": lambda: self.masked.new_zeros(rows, dtype=torch.long),
+            "step": lambda: self.masked.new_zeros(rows, dtype=torch.long),
+            "remaining": lambda: self.masked.sum(-1),
+            "total": lambda: self.masked.new_full((rows,), self.masked.shape[1], dtype=torch.long),
+        }
+        for name, default in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default())
+
+    def working(self, values: Tensor) -> Tensor:
+        """Logits in the dtype in which a rule should compute: at least float32, unless the view says otherwise."""
+        return values if self.exact_dtype or values.dtype == torch.float64 else values.float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a policy wants done in this pass. An empty commit is completed by `policies.with_progress`."""
+
+    commit: Bool[Tensor, "b k"]
+    score: Float[Tensor, "b k"]  # larger means sooner
+    remask: Bool[Tensor, "b k"] | None = None  # decoded positions of the block to open again
+    wait: Bool[Tensor, " b"] | None = None  # rows that idle on purpose in this pass
+    tokens: Int[Tensor, "b k"] | None = None  # what to write, where it is not the proposed token
+    intensity: Float[Tensor, "b k"] | None = None  # for the trace: mean-field commit intensity
+    overlap: Float[Tensor, "b k k"] | None = None  # for the trace: normalised predictive overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One position that was written; the figures are there when a trace is recorded."""
+
+    position: int
+    token_id: int
+    probability: float | None = None
+    margin: float | None = None
+    intensity: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvent:
+    """What one forward pass did to one row."""
+
+    row: int
+    step: int  # forward passes this row had seen before
+    block: tuple[int, int]  # absolute, half-open
+    committed: tuple[Commit, ...]
+    remasked: tuple[int, ...] = ()
+    candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
+    overlap: list[list[float]] | None = None  # over the block's columns
+    finished: bool = False  # no pass will follow for this row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a generation cost."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    forward_passes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One finished generation. `text`, `token_ids` and the usage end before the first end-of-text or stop match."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # 'stop' or 'length'
+    usage: Usage
+    canvas_ids: list[int]  # every token decoded, also past the end of the text
+    step_map: list[int]  # the forward pass that committed each of `canvas_ids`
+    trace: Trace | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without the trace."""
+        usage = {name: getattr(self.usage, name) for name in Usage.__slots__}
+        plain = {name: getattr(self, name) for name in Output.__slots__ if name not in ("usage", "trace")}
+        return plain | {"usage": usage}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEvent:
+    """A piece of text that will not change any more; the last event carries the whole output."""
+
+    text_delta: str
+    step: StepEvent | None = None
+    output: Output | None = None
