@@ -34,13 +34,9 @@ register = registry.register
 
 
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
-    """The policy's commits, clipped to the open positions; an open row with none gets its best-scored open position.
-
-    Scores may be -inf or NaN: an arg max over nothing would be index 0, which may not be open.
-    """
+    """The policy's commits, clipped to the open positions; an open row with none gets its best-scored open position."""
     commit = decision.commit & masked
-    score = decision.score.nan_to_num(nan=-torch.inf).clamp(min=torch.finfo(decision.score.dtype).min)
-    best = score.masked_fill(~masked, -torch.inf).argmax(-1, keepdim=True)
+    best = _open_scores(decision.score, masked).argmax(-1, keepdim=True)
     stuck = masked.any(-1) & ~commit.any(-1)
     if decision.wait is not None:
         stuck &= ~decision.wait
@@ -60,6 +56,12 @@ def best_scored(
     score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: Int[Tensor, " b"]
 ) -> Bool[Tensor, "b k"]:
     """The `count` open positions of each row with the largest scores, ties to the lowest index."""
-    order = score.masked_fill(~masked, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    order = _open_scores(score, masked).argsort(dim=-1, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
     return masked & (rank < count[:, None])
+
+
+def _open_scores(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+    """Scores in which an open position always beats a closed one, even if the policy scored it -inf or NaN."""
+    lowest = torch.finfo(score.dtype).min
+    return score.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~masked, -torch.inf)
