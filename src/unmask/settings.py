@@ -5,6 +5,7 @@ Knows nothing of torch, so that the command line can show its flags at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -22,26 +23,30 @@ class Settings:
     """Everything about one generation that is not the model, the prompt or the policy."""
 
     max_tokens: int | None = _setting(None, "Tokens to generate; default: the checkpoint's, else 256.")
-    block_size: int | None = _setting(None, "Positions per block; default: the checkpoint's, else the policy's, else 32.")
+    block_size: int | None = _setting(
+        None, "Positions per block; default: the checkpoint's, else the policy's, else 32."
+    )
     temperature: float = _setting(0.0, "0 takes the likeliest token; above 0 draws one.")
     top_p: float = _setting(1.0, "Draw from the likeliest tokens that hold this much probability.")
     top_k: int = _setting(0, "Draw from this many likeliest tokens; 0: all.")
     seed: int = _setting(0, "Seed of every draw; each prompt of a batch starts from it.")
     cache: str = _setting("none", "Keys and values reused between passes: none, prefix or dual.")
     refresh: str = _setting("block", "When a cache is recomputed: block, or blocks:N for every N blocks.")
-    stop: tuple[str, ...] = _setting((), "Cut the text before this string (may be repeated).")
-    stop_token_ids: tuple[int, ...] = _setting((), "Cut the text before this token id (may be repeated).")
+    stop: Sequence[str] = _setting((), "Cut the text before this string (may be repeated).")
+    stop_token_ids: Sequence[int] = _setting((), "Cut the text before this token id (may be repeated).")
     early_stop: bool = _setting(False, "Stop decoding after the block in which the text ends.")
     cfg_scale: float = _setting(0.0, "Classifier-free guidance; 0: off.")
     suppress_mask_token: bool = _setting(True, "Never propose the mask token.")
     logits_eos_inf: bool = _setting(False, "Never propose the end-of-text token.")
     confidence_eos_eot_inf: bool = _setting(False, "Commit end-of-text and end-of-turn last.")
-    reference_dtype: bool = _setting(False, "Score in the dtype of the public code: float64 for LLaDA, the model's for Dream.")
+    reference_dtype: bool = _setting(
+        False, "Score in the dtype of the public code: float64 for LLaDA, the model's for Dream."
+    )
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str | int) else tuple(value))
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         for name, low in (("max_tokens", 1), ("block_size", 1), ("top_k", 0), ("seed", 0)):
             value = getattr(self, name)
             if value is None and name in ("max_tokens", "block_size"):
@@ -91,7 +96,8 @@ class Settings:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data, as JSON and YAML know it."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def _is_number(value: Any) -> bool:

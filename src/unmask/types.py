@@ -1,4 +1,5 @@
-"""What flows between the parts: a policy sees a StepView and answers with a Decision; the loop tells of it in StepEvents.
+"""What flows between the parts: a policy sees a StepView and answers with a Decision; the loop tells of it in
+StepEvents.
 
 Shapes: `b` rows, `k` positions of a block, `n` positions of the canvas, `v` vocabulary.
 """
@@ -28,6 +29,7 @@ class StepView:
     masked: Bool[Tensor, "b k"]  # positions that may be committed now
     proposed: Int[Tensor, "b k"] = None  # ty: ignore[invalid-assignment]  token for each position; default: arg max
     tokens: Int[Tensor, "b k"] | None = None  # what stands in the block before this pass
+    decoded: Bool[Tensor, "b k"] | None = None  # filled earlier in this generation, and so open to remasking
     start: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  absolute position of the first column; default 0
     step: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  passes already spent on this block; default 0
     remaining: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  masks left in the row; default: in the block
@@ -91,7 +93,7 @@ class StepEvent:
     committed: tuple[Commit, ...]
     remasked: tuple[int, ...] = ()
     candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
-    overlap: list[list[float]] | None = None  # over the block's columns
+    overlap: list[list[float]] | None = None  # over the positions of `candidates`
     finished: bool = False  # no pass will follow for this row
 
 

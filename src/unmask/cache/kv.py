@@ -1,7 +1,8 @@
 """Keys and values of whole canvases, kept between forward passes.
 
-Knows nothing of blocks or policies: the engine says which positions to recompute (engine/reuse.py). Keys are stored after the
-rotary embedding, which is the same as before it, since a position never moves, and spares a rotation per pass.
+Knows nothing of blocks or policies: the engine says which positions to recompute (engine/reuse.py). Keys are stored
+after the rotary embedding, which is the same as before it, since a position never moves, and spares a rotation per
+pass.
 """
 
 from __future__ import annotations

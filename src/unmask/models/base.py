@@ -7,13 +7,14 @@ convention, special tokens) is said in its ModelSpec or hidden behind `predict`;
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.cache.kv import KVCache
+from unmask.models.tokenizer import TextCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Prediction:
     shadow_logits: Float[Tensor, "b s v"] | None = None
 
 
+@runtime_checkable
 class MaskedLM(Protocol):
     """A model the engine can decode with."""
 
@@ -76,6 +78,14 @@ class MaskedLM(Protocol):
         shadow:  positions to predict a second time as if their own token were masked (see policies/wino.py).
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A checkpoint ready for use."""
+
+    model: MaskedLM
+    codec: TextCodec
 
 
 def key_mask(lengths: Int[Tensor, " b"] | None, length: int) -> Bool[Tensor, "b n"] | None:

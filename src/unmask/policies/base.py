@@ -5,7 +5,9 @@ A policy decides which open positions of a block to commit after one forward pas
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,12 +18,18 @@ from unmask.registry import Registry
 from unmask.types import Decision, StepView
 
 
+@runtime_checkable
 class Policy(Protocol):
-    """A frozen dataclass whose fields are its parameters.
+    """A frozen dataclass whose fields are its parameters; a subclass inherits that it needs nothing and never remasks.
 
-    State is None or a frozen dataclass of tensors that lead with `b`; it lives as long as the generation, and a policy that
-    starts afresh in each block does so in the rows where `view.step == 0`.
+    State is None or a frozen dataclass of tensors that lead with `b`; it lives as long as the generation, and a policy
+    that starts afresh in each block does so in the rows where `view.step == 0`. A policy that needs attention also has
+    `attention_layers(n_layers) -> range`: the layers whose maps are averaged.
     """
+
+    __slots__ = ()
+    # Parameters come from people: the policy's own checks must be the first to speak, also where types are checked.
+    __no_type_check__: ClassVar[bool] = True
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of: sequence_logits, attention, shadow, uniform
     remasks: ClassVar[bool] = False  # may open decoded positions of the current block again
@@ -29,8 +37,45 @@ class Policy(Protocol):
     def select(self, view: StepView, state: Any = None) -> tuple[Decision, Any]: ...
 
 
+P = TypeVar("P", bound=Policy)
+
 registry: Registry[Policy] = Registry("policy", "unmask.policies")
-register = registry.register
+
+
+def register(name: str) -> Callable[[type[P]], type[P]]:
+    """Class decorator that makes a policy known by name."""
+    return registry.register(name)
+
+
+def get(name: str, **params: Any) -> Policy:
+    """The policy of that name; a parameter that is not given keeps its default."""
+    return registry.build(name, params)
+
+
+def names() -> list[str]:
+    """Every installed policy, other people's included."""
+    return registry.names()
+
+
+def name_of(policy: Policy) -> str:
+    """The name by which `get` finds the policy's class."""
+    return registry.name_of(policy)
+
+
+def describe(policy: Policy) -> dict[str, Any]:
+    """The policy as plain data: `get(**describe(policy)) == policy`."""
+    parameters = fields(policy) if is_dataclass(policy) else ()
+    return {"name": name_of(policy)} | {field.name: getattr(policy, field.name) for field in parameters}
+
+
+def needs_of(policy: object) -> frozenset[str]:
+    """What the policy must see beyond the logits of its block; one that does not say needs nothing."""
+    return getattr(policy, "needs", frozenset())
+
+
+def remasks(policy: object) -> bool:
+    """Whether the policy may open decoded positions again."""
+    return getattr(policy, "remasks", False)
 
 
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
@@ -39,7 +84,7 @@ def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tenso
     best = _open_scores(decision.score, masked).argmax(-1, keepdim=True)
     stuck = masked.any(-1) & ~commit.any(-1)
     if decision.wait is not None:
-        stuck &= ~decision.wait
+        stuck = stuck & ~decision.wait
     return commit | (torch.zeros_like(masked).scatter(-1, best, stuck[:, None]) & masked)
 
 
@@ -56,9 +101,17 @@ def best_scored(
     score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: Int[Tensor, " b"]
 ) -> Bool[Tensor, "b k"]:
     """The `count` open positions of each row with the largest scores, ties to the lowest index."""
-    order = _open_scores(score, masked).argsort(dim=-1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
-    return masked & (rank < count[:, None])
+    return masked & (rank_of(score, masked) < count[:, None])
+
+
+def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+    """Each position's place by descending score: open positions come first, ties go to the lowest index."""
+    return order_of(score, masked).argsort(dim=-1)
+
+
+def order_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+    """The positions by descending score: open ones first, ties to the lowest index."""
+    return _open_scores(score, masked).argsort(dim=-1, descending=True, stable=True)
 
 
 def _open_scores(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:

@@ -1,0 +1,1 @@
+"""Measurements of speed and memory, each a library function that the command line prints."""

@@ -1,0 +1,63 @@
+"""How long a call takes, and how much memory it needs beyond what was in use before."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_MIB = 2**20
+
+
+def median_ms(call: Callable[[], Any], *, repeats: int, device: torch.device) -> float:
+    """Median wall-clock time of a call whose first run is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        _synchronize(device)
+        began = time.perf_counter()
+        call()
+        _synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return 1000.0 * statistics.median(seconds[1:])
+
+
+def extra_memory_mib(call: Callable[[], Any], *, device: torch.device) -> float | None:
+    """Peak memory of a call, less what was in use before it; None where the system does not tell.
+
+    On a CPU it is the resident memory of the whole process, so nothing else should be running in it.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        _synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / _MIB
+    if device.type != "cpu" or sys.platform != "linux":
+        return None
+    # Memory that the allocator has kept for later would be used again without being seen.
+    ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    before = _resident_kib("VmHWM")
+    call()
+    return max(0, _resident_kib("VmHWM") - before) / 1024
+
+
+def _resident_kib(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {name}")
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,159 @@
+"""The mean-field rule beside the formula as it is printed: time, memory, and how far both are from the truth.
+
+What `unmask bench rule` shows. The logits are made up: positions that are sure, torn or without a clue, not a model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.bench.measure import extra_memory_mib, median_ms
+from unmask.bench.naive_rule import NAIVE_TEMPORARIES, naive_commit
+from unmask.errors import UnknownName, UnmaskError
+from unmask.models.memory import free_memory
+from unmask.rules import mean_field_commit, pairwise_overlap
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleTiming:
+    """One size. Errors are the largest over all pairs, of the overlap before it is normalised, against float64."""
+
+    positions: int
+    vocabulary: int
+    batch: int
+    dtype: str
+    device: str
+    threads: int
+    repeats: int
+    seed: int
+    ours_ms: float
+    ours_memory_mib: float | None
+    ours_error: float
+    naive_ms: float | None = None  # None: not asked for, or it does not fit in memory
+    naive_memory_mib: float | None = None
+    naive_error: float | None = None
+    difference: float | None = None  # largest, between the two overlaps
+    same_commits: bool | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        return None if self.naive_ms is None else self.naive_ms / self.ours_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"speedup": self.speedup}
+
+
+def bench_rule(
+    *,
+    positions: Sequence[int] = (32,),
+    vocabularies: Sequence[int] = (126_464,),
+    batch: int = 1,
+    dtype: str = "float32",
+    device: str = "cpu",
+    repeats: int = 5,
+    seed: int = 0,
+    naive: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[RuleTiming]:
+    """Measure every combination of positions and vocabulary; `progress` is told how many of how many are done."""
+    where = _check(positions, vocabularies, batch, dtype, device, repeats)
+    sizes = [(m, v) for v in vocabularies for m in positions]
+    timings = []
+    for m, v in sizes:
+        logits = example_logits(batch, m, v, seed=seed).to(device=where, dtype=getattr(torch, dtype))
+        timings.append(_measure(logits, repeats=repeats, seed=seed, naive=naive))
+        if progress is not None:
+            progress(len(timings), len(sizes))
+    return timings
+
+
+def example_logits(b: int, m: int, v: int, *, seed: int) -> Float[Tensor, "b m v"]:
+    """Random positions that are sure, torn between a few tokens, or without a clue; some want the same token."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2.0 * torch.randn(b, m, v, generator=generator)
+    for candidate in range(3):
+        token = torch.randint(min(v, 2 * m), (b, m, 1), generator=generator)
+        height = (18.0 - 5.0 * candidate) * torch.rand(b, m, 1, generator=generator)
+        logits.scatter_add_(-1, token, height)
+    return logits
+
+
+def _measure(logits: Float[Tensor, "b m v"], *, repeats: int, seed: int, naive: bool) -> RuleTiming:
+    device = logits.device
+    masked = torch.ones(logits.shape[:2], dtype=torch.bool, device=device)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    ours, printed = partial(mean_field_commit, logits, masked), partial(naive_commit, wide)
+    truth, overlap = _overlap_in_float64(logits), pairwise_overlap(logits).triu(1)
+    figures: dict[str, Any] = {
+        "ours_ms": median_ms(ours, repeats=repeats, device=device),
+        "ours_memory_mib": extra_memory_mib(ours, device=device),
+        "ours_error": _largest(overlap - truth),
+    }
+    free = free_memory(device)
+    if naive and (free is None or NAIVE_TEMPORARIES * wide.nbytes * wide.shape[1] < free):
+        commit, naive_overlap = printed()
+        figures |= {
+            "naive_ms": median_ms(printed, repeats=repeats, device=device),
+            "naive_memory_mib": extra_memory_mib(printed, device=device),
+            "naive_error": _largest(naive_overlap.triu(1) - truth),
+            "difference": _largest(naive_overlap.triu(1) - overlap),
+            "same_commits": torch.equal(commit, ours().commit),
+        }
+    batch, positions, vocabulary = logits.shape
+    return RuleTiming(
+        positions=positions,
+        vocabulary=vocabulary,
+        batch=batch,
+        dtype=str(logits.dtype).removeprefix("torch."),
+        device=str(device),
+        threads=torch.get_num_threads(),
+        repeats=repeats,
+        seed=seed,
+        **figures,
+    )
+
+
+def _overlap_in_float64(logits: Float[Tensor, "b m v"]) -> Float[Tensor, "b m m"]:
+    """The printed formula above the diagonal, one row of pairs at a time."""
+    p = logits.cpu().double().softmax(-1)
+    overlap = p.new_zeros(*p.shape[:2], p.shape[1])
+    for i in range(p.shape[1] - 1):
+        one, others = p[:, i : i + 1], p[:, i + 1 :]
+        middle = (one + others) / 2.0
+        jsd = (torch.xlogy(one, one / middle) + torch.xlogy(others, others / middle)).sum(-1) / 2.0
+        overlap[:, i, i + 1 :] = 1.0 - jsd / math.log(2.0)
+    return overlap.to(logits.device)
+
+
+def _largest(difference: Tensor) -> float:
+    return float(difference.abs().max())
+
+
+def _check(
+    positions: Sequence[int], vocabularies: Sequence[int], batch: int, dtype: str, device: str, repeats: int
+) -> torch.device:
+    """The device, if all of this can be measured."""
+    for name, least, values in (
+        ("positions", 1, positions),
+        ("vocabularies", 2, vocabularies),
+        ("batch", 1, [batch]),
+        ("repeats", 1, [repeats]),
+    ):
+        if not values or min(values) < least:
+            raise UnmaskError(f"{name} must be at least {least}, got {', '.join(map(str, values)) or 'none'}")
+    if dtype not in DTYPES:
+        raise UnknownName("dtype", dtype, DTYPES)
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise UnmaskError(f"cannot measure on device {device!r}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,163 @@
+"""The command line: verbs only. A command parses, calls the library, prints; torch is imported when the work begins.
+
+Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work failed, 2 the command was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unmask import flags, terminal
+from unmask.errors import UnmaskError
+from unmask.settings import Settings
+
+_PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+# The base of every complaint about the command itself; newer releases of typer carry a click of their own.
+_UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+app = typer.Typer(name="unmask", no_args_is_help=True, add_completion=False, **_PLAIN)
+bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.", **_PLAIN)
+app.add_typer(bench, name="bench")
+
+
+@app.callback()
+def root() -> None:
+    """Decode with masked diffusion language models (LLaDA, Dream): many tokens per forward pass, safely."""
+
+
+@app.command()
+@flags.with_settings
+def generate(
+    settings: Settings,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Several prompts run as one batch.")
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Read a prompt from a file; .jsonl: one per line; -: stdin."),
+    ] = None,
+    model: flags.Model = flags.DEFAULT_MODEL,
+    policy: flags.PolicyName = None,
+    set_: flags.PolicyField = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    revision: flags.Revision = None,
+    infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Record every forward pass to this file (JSON lines).")] = None,
+    trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 32,
+    as_json: flags.Json = False,
+) -> None:
+    """Continue one or more prompts (or fill the masks in them)."""
+    texts = flags.read_prompts(prompts, file)
+    flags.check_writable(trace)
+    llm = flags.load(model, device=device, dtype=dtype, revision=revision)
+    chosen = flags.choose_policy(llm, policy, set_)
+    if len(texts) == 1 and sys.stdout.isatty() and not (as_json or infill or trace):
+        terminal.show_stream(llm.stream(texts[0], policy=chosen, settings=settings))
+        return
+    call = llm.infill if infill else llm.generate
+    detail = flags.detail(trace, overlap=trace_overlap)
+    with terminal.progress() as on_step:
+        outputs = call(texts, policy=chosen, settings=settings, trace=detail, batch_size=batch_size, on_step=on_step)
+    if trace:
+        type(outputs[0].trace).join([output.trace for output in outputs]).save(trace)
+    for output in outputs:
+        print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text)
+
+
+@app.command()
+@flags.with_settings
+def chat(
+    settings: Settings,
+    model: flags.Model = flags.DEFAULT_MODEL,
+    policy: flags.PolicyName = None,
+    set_: flags.PolicyField = None,
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    revision: flags.Revision = None,
+) -> None:
+    """Talk with a model; /help lists the commands of the conversation."""
+    from unmask.conversation import Conversation
+
+    llm = flags.load(model, device=device, dtype=dtype, revision=revision)
+    talk = Conversation(llm, policy=flags.choose_policy(llm, policy, set_), settings=settings, system=system)
+    terminal.converse(talk)
+
+
+@app.command()
+def policies(as_json: flags.Json = False) -> None:
+    """List the installed policies with their parameters and defaults."""
+    from unmask.policies.listing import installed
+
+    rows = installed()
+    print(json.dumps(rows)) if as_json else terminal.show_policies(rows)
+
+
+@bench.command("rule")
+def bench_rule(
+    positions: Annotated[
+        list[int] | None, typer.Option(min=1, help="Open positions m (may be repeated). [default: 32]")
+    ] = None,
+    vocabulary: Annotated[
+        list[int] | None, typer.Option(min=2, help="Vocabulary V (may be repeated). [default: 126464]")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Of the logits: float32, bfloat16, float16 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random logits.")] = 0,
+    printed: Annotated[
+        bool, typer.Option(help="Also time the formula as printed in the paper, over m x m x V.")
+    ] = True,
+    as_json: flags.Json = False,
+) -> None:
+    """Time the mean-field rule beside the formula as printed: logits in, commit set out."""
+    from unmask.bench.rule import bench_rule as measure
+
+    with terminal.status("measuring"):
+        timings = measure(
+            positions=tuple(positions or (32,)),
+            vocabularies=tuple(vocabulary or (126_464,)),
+            batch=batch,
+            dtype=dtype,
+            device=device,
+            repeats=repeats,
+            seed=seed,
+            naive=printed,
+        )
+    print(json.dumps([timing.to_dict() for timing in timings])) if as_json else terminal.show_rule_timings(timings)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit status; what went wrong is one line on stderr."""
+    try:
+        status = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except _UsageError as error:
+        return _complain(error.format_message(), 2)
+    except UnmaskError as error:
+        return _complain(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return status if isinstance(status, int) else 0
+
+
+def _complain(message: str, status: int) -> int:
+    whole = message if message.startswith("Usage:") else f"unmask: {' '.join(message.split())}"
+    print(whole, file=sys.stderr)
+    return status

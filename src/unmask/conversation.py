@@ -1,0 +1,52 @@
+"""A conversation with a model: its messages so far, and the few commands that change how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from unmask import flags
+from unmask.errors import UnmaskError
+from unmask.settings import Settings
+
+if TYPE_CHECKING:
+    from unmask.engine.generator import Generator
+    from unmask.policies import Policy
+    from unmask.types import StreamEvent
+
+HELP = (
+    "/reset forgets the conversation; /policy NAME [key=value ...] changes the policy; /policy shows it; /quit leaves"
+)
+
+
+class Conversation:
+    """Messages in turn, answered through the checkpoint's chat template."""
+
+    def __init__(self, llm: Generator, *, policy: Policy, settings: Settings, system: str | None = None) -> None:
+        self.llm, self.policy, self.settings = llm, policy, settings
+        self.opening = [{"role": "system", "content": system}] if system else []
+        self.messages = list(self.opening)
+
+    def command(self, line: str) -> str:
+        """Carry out a line that begins with a slash and say what was done."""
+        from unmask.policies import describe
+
+        verb, *words = line.split()
+        if verb == "/help":
+            return HELP
+        if verb == "/reset":
+            self.messages = list(self.opening)
+            return "the conversation starts afresh"
+        if verb == "/policy":
+            if words:
+                self.policy = flags.choose_policy(self.llm, words[0], words[1:])
+            return " ".join(f"{key}={value}" for key, value in describe(self.policy).items())
+        raise UnmaskError(f"unknown command {verb!r}; {HELP}")
+
+    def say(self, text: str) -> Iterator[StreamEvent]:
+        """Answer piece by piece; the exchange is remembered once the answer is complete."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        for event in self.llm.stream(self.llm.codec.chat(asked), policy=self.policy, settings=self.settings):
+            yield event
+            if event.output is not None:
+                self.messages = [*asked, {"role": "assistant", "content": event.output.text}]

@@ -1,0 +1,1 @@
+"""The only decoding loop, and the text interface around it."""

@@ -1,0 +1,97 @@
+"""One row of a generation: its tokens, which of them are open, and the blocks in which they are filled.
+
+Lives on the host and deals in token ids only; the loop keeps a copy of the tokens on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unmask.errors import UnmaskError
+
+
+@dataclass(slots=True, kw_only=True)
+class Canvas:
+    """A sequence with masks in it, taken block by block from left to right."""
+
+    tokens: list[int]
+    mask_id: int
+    block_size: int
+    seed: int = 0
+    holes: tuple[int, ...] = field(init=False)  # positions that were masks at the start
+    blocks: list[tuple[int, int]] = field(init=False)  # half-open, only those with a hole
+    step_map: dict[int, int] = field(init=False, default_factory=dict)  # position -> forward pass that committed it
+    passes: int = field(init=False, default=0)
+    block_index: int = field(init=False, default=0)
+    block_step: int = field(init=False, default=0)  # passes already spent on the current block
+
+    def __post_init__(self) -> None:
+        self.holes = tuple(position for position, token in enumerate(self.tokens) if token == self.mask_id)
+        if not self.holes:
+            raise UnmaskError("there is nothing to fill: the sequence has no mask")
+        spans = (
+            (s, min(s + self.block_size, self.holes[-1] + 1))
+            for s in range(self.holes[0], self.holes[-1] + 1, self.block_size)
+        )
+        self.blocks = [span for span in spans if self.is_open(span)]
+
+    @classmethod
+    def continuing(cls, prompt: list[int], max_tokens: int, *, mask_id: int, block_size: int, seed: int = 0) -> Canvas:
+        """The prompt followed by `max_tokens` masks."""
+        tokens = [*prompt, *[mask_id] * max_tokens]
+        return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return self.blocks[self.block_index]
+
+    @property
+    def finished(self) -> bool:
+        return self.block_index == len(self.blocks)
+
+    @property
+    def continues(self) -> bool:
+        """Whether everything to fill lies behind everything given."""
+        return len(self.tokens) - self.holes[0] == len(self.holes)
+
+    @property
+    def filled(self) -> list[int]:
+        """The tokens now standing in the holes, masks included."""
+        return [self.tokens[position] for position in self.holes]
+
+    def is_open(self, span: tuple[int, int]) -> bool:
+        return self.mask_id in self.tokens[slice(*span)]
+
+    def remaining(self) -> int:
+        return self.tokens.count(self.mask_id)
+
+    def prefix(self, *, whole_blocks: bool) -> list[int]:
+        """The filled tokens up to the first mask, or those of finished blocks only."""
+        end = len(self.tokens) if self.finished else self.block[0]
+        if not whole_blocks and not self.finished:
+            end = self.tokens.index(self.mask_id)
+        return [self.tokens[position] for position in self.holes if position < end]
+
+    def write(self, committed: dict[int, int], remasked: tuple[int, ...] = ()) -> bool:
+        """Record one forward pass; true when it completed the block."""
+        for position, token in committed.items():
+            self.tokens[position] = token
+            self.step_map[position] = self.passes
+        for position in remasked:
+            self.tokens[position] = self.mask_id
+            del self.step_map[position]
+        self.passes += 1
+        self.block_step += 1
+        if self.is_open(self.block):
+            return False
+        self.block_index += 1
+        self.block_step = 0
+        return True
+
+    def end_here(self, fill: int) -> None:
+        """Fill every open position with `fill` and stop; these positions were committed by no pass of their own."""
+        for position in self.holes:
+            if self.tokens[position] == self.mask_id:
+                self.tokens[position] = fill
+                self.step_map[position] = self.passes - 1
+        self.block_index = len(self.blocks)

@@ -1,0 +1,314 @@
+"""Text in, text out: what `unmask.load` returns.
+
+Turns prompts into canvases, runs the loop and reads the result back as text. All decoding decisions are the loop's
+and the policy's; everything here is about names, defaults and where a text ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.engine.canvas import Canvas
+from unmask.engine.decode import check_compatible, decode
+from unmask.engine.figures import Detail
+from unmask.engine.likelihood import loglikelihood
+from unmask.engine.request import Plan, plan
+from unmask.engine.text import TextStream
+from unmask.errors import OutOfMemory, UnmaskError
+from unmask.models.base import LoadedModel
+from unmask.models.loading import load_model
+from unmask.policies import Policy, remasks
+from unmask.settings import Settings
+from unmask.trace.record import Trace
+from unmask.types import Output, StepEvent, StreamEvent, Usage
+
+Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
+Message: TypeAlias = dict[str, str]
+
+
+def load(
+    path_or_name: str,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | None = None,
+) -> Generator:
+    """A generator for a checkpoint folder, a hub name, or a model that the package carries ('toy')."""
+    return Generator(
+        load_model(
+            path_or_name,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+        )
+    )
+
+
+class Generator:
+    """A loaded model, its tokenizer, and every way to decode with them.
+
+    Options are the same everywhere: `policy` is a name (with the preset of the model's family) or a policy object;
+    `settings` is a Settings object, and any field of it may be given as a keyword instead.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model = loaded.model
+        self.codec = loaded.codec
+        self.spec = loaded.model.spec
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        policy: str | Policy | None = None,
+        settings: Settings | None = None,
+        trace: bool | Detail = False,
+        batch_size: int = 32,
+        on_step: Callable[[StepEvent], None] | None = None,
+        **shorthand: Any,
+    ) -> Any:
+        """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts."""
+        prompts, single = _as_batch(prompt)
+        outputs = self._continue(
+            [self._encode(p) for p in prompts], policy, settings, shorthand, trace, batch_size, on_step
+        )
+        return outputs[0] if single else outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        policy: str | Policy | None = None,
+        settings: Settings | None = None,
+        trace: bool | Detail = False,
+        batch_size: int = 32,
+        on_step: Callable[[StepEvent], None] | None = None,
+        **shorthand: Any,
+    ) -> Any:
+        """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list."""
+        single = not messages or isinstance(messages[0], dict)
+        conversations = [messages] if single else messages
+        ids = [self.codec.chat(conversation) for conversation in conversations]  # ty: ignore[invalid-argument-type]
+        outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, on_step)
+        return outputs[0] if single else outputs
+
+    def infill(
+        self,
+        text: Prompt | Sequence[Prompt],
+        *,
+        policy: str | Policy | None = None,
+        settings: Settings | None = None,
+        trace: bool | Detail = False,
+        batch_size: int = 32,
+        on_step: Callable[[StepEvent], None] | None = None,
+        **shorthand: Any,
+    ) -> Any:
+        """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled."""
+        texts, single = _as_batch(text)
+        job = plan(self.spec, policy, settings, shorthand)
+        canvases = []
+        for item in texts:
+            ids = self._encode(item, special=False)
+            if self.spec.mask_id not in ids:
+                mask = self.codec.token_text(self.spec.mask_id)
+                raise UnmaskError(f"the text has no mask to fill; write {mask} for each token that is missing")
+            self._check_length(len(ids), 0)
+            canvases.append(self._canvas(ids, job))
+        outputs = self._run(canvases, job, trace, batch_size, on_step, self._filled)
+        return outputs[0] if single else outputs
+
+    def stream(
+        self, prompt: Prompt, *, policy: str | Policy | None = None, settings: Settings | None = None, **shorthand: Any
+    ) -> Iterator[StreamEvent]:
+        """Continue one prompt, piece by piece; the pieces add up to the text of the last event's output."""
+        job = plan(self.spec, policy, settings, shorthand)
+        check_compatible(job.policy, self.model, job.settings)
+        return self._stream(self._open_canvas(self._encode(prompt), job), job)
+
+    async def astream(
+        self, prompt: Prompt, *, policy: str | Policy | None = None, settings: Settings | None = None, **shorthand: Any
+    ) -> AsyncIterator[StreamEvent]:
+        """As `stream`, for `async for`; the model works in a thread, and leaving the loop ends the generation."""
+        events = self.stream(prompt, policy=policy, settings=settings, **shorthand)
+        pending: asyncio.Future[Any] | None = None
+        try:
+            while True:
+                pending = asyncio.ensure_future(asyncio.to_thread(next, events, None))
+                event = await asyncio.shield(pending)
+                if event is None:
+                    return
+                yield event
+        finally:
+            if pending is not None and not pending.done():  # cancelled in the middle of a forward pass
+                await asyncio.wait([pending])
+            events.close()  # ty: ignore[missing-attribute]
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
+        """float32 logits of every position, aligned with positions, the mask token's untouched."""
+        try:
+            tokens = torch.as_tensor(token_ids, device=self.model.device, dtype=torch.long)
+        except (TypeError, ValueError) as error:
+            raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n) of equal length: {error}") from error
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+        if tokens.ndim != 2 or tokens.numel() == 0:
+            raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n), got the shape {tuple(tokens.shape)}")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.spec.vocab_size:
+            raise UnmaskError(f"token ids must be in [0, {self.spec.vocab_size})")
+        self._check_length(tokens.shape[1], 0)
+        return self.model.predict(tokens).logits.float()
+
+    def loglikelihood(
+        self, prompt: Prompt, continuation: Prompt, *, samples: int = 128, seed: int = 0, batch_size: int = 32
+    ) -> float:
+        """Monte Carlo estimate of ln p(continuation | prompt), as LLaDA's evaluation does it."""
+        before = self._encode(prompt)
+        after = self.codec.encode(continuation, special=False) if isinstance(continuation, str) else list(continuation)
+        self._check_length(len(before), len(after))
+        return loglikelihood(self.model, before, after, samples=samples, seed=seed, batch_size=batch_size)
+
+    def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
+        if not isinstance(prompt, str):
+            ids = list(prompt)
+            if any(not 0 <= token < self.spec.vocab_size for token in ids):
+                raise UnmaskError(f"token ids must be in [0, {self.spec.vocab_size})")
+            return ids
+        ids = self.codec.encode(prompt, special=special)
+        if self.spec.add_bos and self.spec.bos_id is not None and ids[:1] != [self.spec.bos_id]:
+            ids = [self.spec.bos_id, *ids]
+        return ids
+
+    def _check_length(self, prompt: int, new: int) -> None:
+        if prompt + new > self.spec.max_length:
+            extra = f" and {new} to generate" if new else ""
+            raise UnmaskError(
+                f"{prompt} tokens{extra} are more than the {self.spec.max_length} positions of {self.spec.name}"
+            )
+
+    def _canvas(self, ids: list[int], job: Plan) -> Canvas:
+        return Canvas(tokens=ids, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed)
+
+    def _open_canvas(self, prompt: list[int], job: Plan) -> Canvas:
+        """A canvas with the prompt and the masks to fill after it."""
+        if self.spec.mask_id in prompt:
+            mask = self.codec.token_text(self.spec.mask_id)
+            raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use infill")
+        self._check_length(len(prompt), job.max_tokens)
+        return self._canvas([*prompt, *[self.spec.mask_id] * job.max_tokens], job)
+
+    def _continue(
+        self,
+        prompts: list[list[int]],
+        policy: str | Policy | None,
+        settings: Settings | None,
+        shorthand: dict[str, Any],
+        trace: bool | Detail,
+        batch_size: int,
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> list[Output]:
+        job = plan(self.spec, policy, settings, shorthand)
+        canvases = [self._open_canvas(ids, job) for ids in prompts]
+        return self._run(canvases, job, trace, batch_size, on_step, self._continued)
+
+    def _run(
+        self,
+        canvases: list[Canvas],
+        job: Plan,
+        trace: bool | Detail,
+        batch_size: int,
+        on_step: Callable[[StepEvent], None] | None,
+        read: Callable[[Canvas, Plan], Output],
+    ) -> list[Output]:
+        """Decode in batches of like length; the outputs come in the order of the canvases."""
+        if batch_size < 1:
+            raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
+        detail = trace if isinstance(trace, Detail) else Detail() if trace else None
+        traces = [self._new_trace(canvas, job) for canvas in canvases] if detail else None
+        order = sorted(range(len(canvases)), key=lambda index: len(canvases[index].tokens))
+        for first in range(0, len(order), batch_size):
+            batch = order[first : first + batch_size]
+            for event in self._decode([canvases[index] for index in batch], job, detail):
+                index = batch[event.row]
+                if traces:
+                    traces[index].add(replace(event, row=0), self.codec.token_text)
+                if on_step:
+                    on_step(replace(event, row=index))
+        outputs = [read(canvas, job) for canvas in canvases]
+        return (
+            [self._with_trace(output, kept) for output, kept in zip(outputs, traces, strict=True)]
+            if traces
+            else outputs
+        )
+
+    def _decode(self, canvases: list[Canvas], job: Plan, detail: Detail | None = None) -> Iterator[StepEvent]:
+        ending = job.ending(self.spec, self.codec)
+
+        def ended(canvas: Canvas) -> bool:
+            # What lies behind a hole in the middle of a text is still wanted, whatever the hole was filled with.
+            return canvas.continues and ending.cut(canvas.prefix(whole_blocks=True))[2]
+
+        try:
+            yield from decode(self.model, canvases, job.policy, job.settings, ended=ended, detail=detail)
+        except torch.OutOfMemoryError as error:
+            message = "the device ran out of memory while decoding; use a smaller batch or fewer tokens"
+            raise OutOfMemory(message) from error
+
+    def _stream(self, canvas: Canvas, job: Plan) -> Iterator[StreamEvent]:
+        text = TextStream(ending=job.ending(self.spec, self.codec))
+        for step in self._decode([canvas], job):
+            delta = text.feed(canvas.prefix(whole_blocks=remasks(job.policy)), final=canvas.finished)
+            output = self._continued(canvas, job) if canvas.finished else None
+            yield StreamEvent(text_delta=delta, step=step, output=output)
+
+    def _continued(self, canvas: Canvas, job: Plan) -> Output:
+        """The result of a continuation, cut where the text ends."""
+        ids, text, ended = job.ending(self.spec, self.codec).cut(canvas.filled)
+        return _output(canvas, ids=ids, text=text, completion=len(ids), reason="stop" if ended else "length")
+
+    def _filled(self, canvas: Canvas, job: Plan) -> Output:
+        """The result of an infilling: the whole text."""
+        text = self.codec.decode(canvas.tokens)
+        return _output(canvas, ids=list(canvas.tokens), text=text, completion=len(canvas.holes), reason="stop")
+
+    def _new_trace(self, canvas: Canvas, job: Plan) -> Trace:
+        # A continuation's own masks are not part of its prompt; those inside an infilled text are.
+        prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues else canvas.tokens
+        text = self.codec.decode(prompt, special=True)
+        return Trace(header=job.header(self.model) | {"prompts": [{"text": text, "token_ids": list(prompt)}]})
+
+    def _with_trace(self, output: Output, trace: Trace) -> Output:
+        plain = output.to_dict()
+        trace.results.append({"row": 0, **{key: plain[key] for key in ("text", "finish_reason", "usage")}})
+        return replace(output, trace=trace)
+
+
+def _output(canvas: Canvas, *, ids: list[int], text: str, completion: int, reason: str) -> Output:
+    prompt = len(canvas.tokens) - len(canvas.holes)
+    return Output(
+        text=text,
+        token_ids=ids,
+        finish_reason=reason,
+        usage=Usage(prompt_tokens=prompt, completion_tokens=completion, forward_passes=canvas.passes),
+        canvas_ids=canvas.filled,
+        step_map=[canvas.step_map[position] for position in canvas.holes],
+    )
+
+
+def _as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+    """The prompts as a list, and whether there was just one."""
+    if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
+        return [prompt], True  # ty: ignore[invalid-return-type]
+    return list(prompt), False  # ty: ignore[invalid-return-type]

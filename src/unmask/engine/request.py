@@ -1,0 +1,90 @@
+"""What a call asked for, with every default filled in: the policy, the settings, how long, in which blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from unmask import policies
+from unmask.engine.sampling import noise_dtype
+from unmask.engine.text import Ending
+from unmask.errors import UnknownName, UnmaskError
+from unmask.models.base import MaskedLM, ModelSpec
+from unmask.models.tokenizer import TextCodec
+from unmask.policies import Policy
+from unmask.settings import Settings
+
+DEFAULT_POLICY = "mean_field"
+DEFAULT_MAX_TOKENS = 256
+DEFAULT_BLOCK_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A resolved request: nothing in it is left to default."""
+
+    policy: Policy
+    settings: Settings
+    max_tokens: int
+    block_size: int
+
+    def ending(self, spec: ModelSpec, codec: TextCodec) -> Ending:
+        """Where its texts end."""
+        ids = spec.end_ids | frozenset(self.settings.stop_token_ids)
+        return Ending(token_ids=ids, strings=self.settings.stop, codec=codec)
+
+    def header(self, model: MaskedLM) -> dict[str, Any]:
+        """What a trace says about how it came to be."""
+        noise = noise_dtype(model.device)
+        header: dict[str, Any] = {
+            "schema": "unmask.trace/1",
+            "model": model.spec.name,
+            "policy": policies.describe(self.policy),
+            "settings": self.settings.to_dict(),
+            "device": str(model.device),
+            "dtype": _plain(model.dtype),
+            "versions": {name: version(name) for name in ("unmask", "torch")},
+        }
+        if noise != torch.float64:
+            header["notes"] = [
+                f"{model.device.type} has no float64: what the public code does in it was done in {_plain(noise)}"
+            ]
+        return header
+
+
+def plan(spec: ModelSpec, policy: str | Policy | None, settings: Settings | None, shorthand: dict[str, Any]) -> Plan:
+    """Fill in the defaults: those of the caller, then the checkpoint's, then the policy's, then ours."""
+    settings = _merged(settings, shorthand)
+    family = preset_name(spec)
+    if policy is None or isinstance(policy, str):
+        policy = policies.preset(policy or DEFAULT_POLICY, family)
+    name = policies.name_of(policy)
+    preferred = policies.preset_settings(name, family).get("block_size") if name in policies.names() else None
+    max_tokens = settings.max_tokens or spec.max_tokens or DEFAULT_MAX_TOKENS
+    block_size = settings.block_size or spec.block_size or preferred or DEFAULT_BLOCK_SIZE
+    settings = settings.with_(max_tokens=max_tokens, block_size=block_size)
+    return Plan(policy=policy, settings=settings, max_tokens=max_tokens, block_size=block_size)
+
+
+def preset_name(spec: ModelSpec) -> str:
+    """The name under which presets know the checkpoint: its own if it tells the family, else the family's."""
+    own = spec.name.lower()
+    others = {"llada", "dream"} - {spec.convention}
+    return spec.name if spec.convention in own and not any(other in own for other in others) else spec.convention
+
+
+def _merged(settings: Settings | None, shorthand: dict[str, Any]) -> Settings:
+    known = {item.name: item.default for item in fields(Settings)}
+    for key in shorthand:
+        if key not in known:
+            raise UnknownName("setting", key, known)
+        if settings is not None and getattr(settings, key) != known[key]:
+            raise UnmaskError(f"{key} is given twice: in settings and as a keyword")
+    return (settings or Settings()).with_(**shorthand)
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,150 @@
+"""The flags that commands share, and what they turn into. Nothing heavy is imported at the top: `--help` is instant."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+import yaml
+
+from unmask.errors import UnmaskError
+from unmask.settings import Settings
+
+if TYPE_CHECKING:
+    from unmask.engine.figures import Detail
+    from unmask.engine.generator import Generator
+    from unmask.policies import Policy
+
+DEFAULT_MODEL = "toy"
+
+Model = Annotated[str, typer.Option(help="Checkpoint folder, hub name, or 'toy'.")]
+PolicyName = Annotated[
+    str | None, typer.Option(help="Which positions to commit: see `unmask policies`. [default: mean_field]")
+]
+PolicyField = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy.")]
+Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu. [default: the best there is]")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. [default: by device]")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for every field of Settings; what was typed arrives as its first argument."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    hints = get_type_hints(Settings)
+    flags = [_flag(item.name, hints[item.name], item) for item in fields(Settings)]
+
+    @wraps(command)
+    def wrapper(**values: Any) -> None:
+        typed = {item.name: values.pop(item.name) for item in fields(Settings)}
+        command(Settings(**{name: value for name, value in typed.items() if value is not None}), **values)
+
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    wrapper.__signature__ = inspect.Signature([*keyword, *flags])  # ty: ignore[missing-attribute]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *flags]}
+    del wrapper.__wrapped__
+    return wrapper
+
+
+def _flag(name: str, hint: Any, item: Any) -> inspect.Parameter:
+    if get_origin(hint) is Sequence:
+        hint = list[get_args(hint)[0]]  # ty: ignore[invalid-type-form]
+    help_text = item.metadata["help"]
+    if item.default not in (None, (), False, True):
+        help_text += f" [default: {item.default}]"
+    annotation = Annotated[hint | None, typer.Option(help=help_text)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def read_prompts(typed: list[str] | None, files: list[Path] | None) -> list[str]:
+    """The prompts of a command: arguments, files, else what comes through a pipe."""
+    prompts = list(typed or [])
+    for path in files or []:
+        prompts += _prompts_in(path)
+    if not prompts and not sys.stdin.isatty():
+        prompts = _prompts_in(Path("-"))
+    if not any(prompts):
+        raise UnmaskError("no prompt: give one as an argument, with --file, or through a pipe")
+    return prompts
+
+
+def _prompts_in(path: Path) -> list[str]:
+    if str(path) == "-":
+        return [sys.stdin.read().removesuffix("\n")]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UnmaskError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UnmaskError(f"{path} is not UTF-8 text") from error
+    if path.suffix != ".jsonl":
+        return [text.removesuffix("\n")]
+    return [_prompt_in(line, f"{path}:{number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _prompt_in(line: str, place: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise UnmaskError(f"{place} is not JSON: {error}") from error
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not isinstance(prompt, str):
+        raise UnmaskError(f"{place} must be a string, or an object with a string under 'prompt'")
+    return prompt
+
+
+def load(model: str, *, device: str | None, dtype: str | None, revision: str | None) -> Generator:
+    from unmask.engine.generator import load as load_generator
+
+    return load_generator(model, device=device, dtype=dtype, revision=revision)
+
+
+def choose_policy(llm: Generator, name: str | None, pairs: list[str] | None) -> Policy:
+    """The family's preset of the named policy, with the fields given by `--set` changed."""
+    from unmask import policies
+    from unmask.engine.request import DEFAULT_POLICY, preset_name
+
+    preset = policies.preset(name or DEFAULT_POLICY, preset_name(llm.spec))
+    return policies.get(**policies.describe(preset) | parse_fields(pairs or []))
+
+
+def parse_fields(pairs: list[str]) -> dict[str, Any]:
+    """key=value pairs, the values read as YAML scalars, as in a recipe."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UnmaskError(f"--set takes KEY=VALUE, got {pair!r}")
+        if key in values:
+            raise UnmaskError(f"--set {key} is given twice")
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UnmaskError(f"--set {key}: cannot read the value {text!r}") from error
+    return values
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse an output file that could not be written, before any work is done."""
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UnmaskError(f"cannot write {path}: it is a folder, or its folder is missing or not writable")
+
+
+def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
+    if trace is None:
+        if overlap:
+            raise UnmaskError("--trace-overlap needs --trace FILE")
+        return False
+    from unmask.engine.figures import Detail
+
+    return Detail(overlap=overlap)

@@ -1,0 +1,107 @@
+"""Our policies inside the block loops of the Fast-dLLM and DAWN scripts: replace one function by one import.
+
+    from unmask.integrations.fast_dllm import get_transfer_index
+
+Their loop calls the function once per forward pass with whole-sequence rows. It has no place for state, attention
+maps or logits of other positions, so only policies that look at one pass's logits can be chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask import policies
+from unmask.engine.sampling import gumbel_noise
+from unmask.errors import UnmaskError
+from unmask.policies import Policy, with_progress
+from unmask.policies.base import best_scored
+from unmask.types import StepView
+
+_COUNTED = ("fixed", "random")  # policies whose number of commits the caller's schedule decides
+_chosen: Policy = policies.get("mean_field")
+
+
+def configure(policy: str | Policy) -> None:
+    """Choose the policy of every later call; a name stands for the policy with its defaults."""
+    global _chosen
+    policy = policies.get(policy) if isinstance(policy, str) else policy
+    beyond = policies.needs_of(policy) - {"uniform"}
+    if beyond:
+        raise UnmaskError(
+            f"the policy {policies.name_of(policy)} needs {', '.join(sorted(beyond))}, which this loop has not"
+        )
+    if getattr(policy, "schedule", None) == "dream":
+        raise UnmaskError("schedule='dream' idles in some passes, which this loop cannot do")
+    _chosen = policy
+
+
+@torch.no_grad()
+def get_transfer_index(
+    logits: Float[Tensor, "b n v"],
+    temperature: float,
+    remasking: str,
+    mask_index: Bool[Tensor, "b n"],
+    x: Int[Tensor, "b n"],
+    num_transfer_tokens: Tensor | None,
+    threshold: float | None = None,
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """The token for every position, and which positions to write now; both as those scripts expect them."""
+    policy = _policy_for(remasking, threshold)
+    x0, transfer = x.clone(), torch.zeros_like(mask_index)
+    counts = mask_index.sum(-1)
+    if not bool(counts.any()):
+        return x0, transfer
+    at, masked = _window(mask_index)
+    rows = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])).float()
+    rows = rows.scatter(-1, _mask_ids(x, mask_index)[:, None, None].expand(-1, rows.shape[1], 1), -torch.inf)
+    view = StepView(logits=rows, masked=masked, proposed=_propose(rows, temperature), start=at[:, 0])
+    decision, _ = policy.select(view, None)
+    commit = with_progress(decision, masked)
+    if num_transfer_tokens is not None and policies.name_of(policy) in _COUNTED:
+        commit = best_scored(decision.score, masked, num_transfer_tokens.reshape(-1).expand(len(counts)))
+    # Rows with shorter windows repeat a position; their extra columns are not masked and add nothing.
+    x0 += torch.zeros_like(x).scatter_add_(1, at, torch.where(masked, view.proposed - x.gather(1, at), 0))
+    transfer |= torch.zeros_like(x).scatter_add_(1, at, commit.to(x.dtype)).bool()
+    return x0, transfer
+
+
+def _policy_for(remasking: str, threshold: float | None) -> Policy:
+    name = policies.name_of(_chosen)
+    if remasking not in ("low_confidence", "random"):
+        raise UnmaskError(f"remasking must be 'low_confidence' or 'random', got {remasking!r}")
+    if remasking == "random" and name != "random":
+        raise UnmaskError(f"remasking='random' needs the policy random, and the policy {name} is configured")
+    if threshold is None:
+        return _chosen
+    if "threshold" not in {field.name for field in fields(_chosen)}:  # ty: ignore[invalid-argument-type]
+        raise UnmaskError(f"the policy {name} has no threshold; call with threshold=None")
+    return replace(_chosen, threshold=threshold)  # ty: ignore[invalid-argument-type]
+
+
+def _window(mask_index: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b w"], Bool[Tensor, "b w"]]:
+    """The positions from each row's first mask to its last, and which of them are masked."""
+    length = mask_index.shape[1]
+    position = torch.arange(length, device=mask_index.device)
+    first = torch.where(mask_index, position, length - 1).amin(-1, keepdim=True)
+    last = torch.where(mask_index, position, 0).amax(-1, keepdim=True)
+    width = int((last - first).amax()) + 1
+    column = first + torch.arange(width, device=mask_index.device)
+    at = column.clamp(max=length - 1)
+    return at, mask_index.gather(1, at) & (column <= last)
+
+
+def _mask_ids(x: Int[Tensor, "b n"], mask_index: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
+    """The mask token, read off a masked position of any row."""
+    place = mask_index.reshape(-1).long().argmax()
+    return x.reshape(-1)[place].expand(len(x)).long()
+
+
+def _propose(logits: Float[Tensor, "b w v"], temperature: float) -> Int[Tensor, "b w"]:
+    """The likeliest token, or with noise from torch's global generator, as in those scripts."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    return (logits.double() + temperature * gumbel_noise(tuple(logits.shape), None, logits.device)).argmax(-1)

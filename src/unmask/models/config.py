@@ -1,0 +1,89 @@
+"""The keys of a checkpoint's JSON files, checked as they are read.
+
+Every complaint names the file, the key and the value. Knows no family: what a key means is said where it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import CheckpointError
+
+_REQUIRED: Any = object()
+
+
+class Config:
+    """One JSON object. A key that is null counts as absent, as it does in the code that wrote it."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values = {key: value for key, value in values.items() if value is not None}
+        self.source = source
+
+    @classmethod
+    def read(cls, path: Path) -> Config:
+        return cls(read_json(path), str(path))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(key, default)
+
+    def whole(self, key: str, default: Any = _REQUIRED, *, low: int = 1) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise self.error(f"{key} must be a whole number of at least {low}, got {value!r}")
+        return value
+
+    def number(self, key: str, default: Any = _REQUIRED) -> float:
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.error(f"{key} must be a number above 0, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} must be true or false, got {value!r}")
+        return value
+
+    def ids(self, key: str) -> list[int]:
+        """Token ids, which checkpoints write as one number or as a list."""
+        value = self.get(key, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+            raise self.error(f"{key} must be a token id or a list of them, got {value!r}")
+        return ids
+
+    def only(self, key: str, *accepted: Any) -> None:
+        """Refuse a value that would change the computation in a way that we do not implement."""
+        value = self.get(key, accepted[0])
+        if value not in accepted:
+            supported = " or ".join(json.dumps(item) for item in accepted)
+            raise self.error(f"{key} is {json.dumps(value)}, but only {supported} is supported")
+
+    def only_each(self, accepted: Mapping[str, tuple[Any, ...]]) -> None:
+        for key, values in accepted.items():
+            self.only(key, *values)
+
+    def error(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {problem}")
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is _REQUIRED:
+            raise self.error(f"the key {key!r} is missing")
+        return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, not a {type(values).__name__}")
+    return values

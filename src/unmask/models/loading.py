@@ -1,0 +1,152 @@
+"""From a name or a folder to a model on a device: the one way in for checkpoints.
+
+Whatever can be wrong is found before memory is taken: files, config, tokenizer, tensor names and shapes, and whether it
+will fit. Never runs code from a checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from unmask.errors import CheckpointError, UnknownName, UnmaskError
+from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
+from unmask.models.config import Config
+from unmask.models.foreign import family_of
+from unmask.models.hub import download
+from unmask.models.memory import check_memory, memory_errors
+from unmask.models.tokenizer import TextCodec
+from unmask.models.weights import Weights
+
+TINY = Path(__file__).parent / "tiny"
+BUILT_IN = ("tiny", "toy")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    path_or_name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> LoadedModel:
+    """A model by the name 'tiny' or 'toy', a checkpoint folder, or a name on the hub.
+
+    device: default CUDA if there is one, else MPS, else the CPU.
+    dtype:  default float32 on CPU and MPS, the checkpoint's own on CUDA.
+    """
+    if quantize is not None:
+        raise UnmaskError(f"quantize={quantize!r}: no quantisation is available in this version; leave it out")
+    place, wanted = choose_device(device), choose_dtype(dtype)
+    name = str(path_or_name)
+    if name == "toy":
+        if revision is not None:
+            raise UnmaskError(f"revision={revision!r} applies to names on the hub, but 'toy' is built in")
+        from unmask.models.toy import load_toy
+
+        return load_toy(device=place, dtype=wanted or torch.float32)
+    folder = _folder(name, revision=revision, token=token, cache_dir=cache_dir)
+    return _load_folder(folder, name, place, wanted)
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for, if it is there, or the best one."""
+    if device is None:
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UnmaskError(f"unknown device {device!r}; use 'cpu', 'cuda', 'cuda:N' or 'mps'") from error
+    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if chosen.type not in available:
+        raise UnmaskError(f"unknown device {device!r}; use 'cpu', 'cuda', 'cuda:N' or 'mps'")
+    if (chosen.index or 0) >= available[chosen.type]:
+        count = available[chosen.type]
+        raise UnmaskError(f"device {str(device)!r} is not there: torch {torch.__version__} sees {count} of that type")
+    return chosen
+
+
+def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype asked for; None leaves the choice to device and checkpoint."""
+    if dtype is None or dtype in DTYPES.values():
+        return dtype  # ty: ignore[invalid-return-type]
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UnknownName("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
+def _folder(name: str, *, revision: str | None, token: str | None, cache_dir: str | Path | None) -> Path:
+    """Where the files of a checkpoint lie."""
+    path = TINY if name == "tiny" else Path(name).expanduser()
+    if name == "tiny" and not (path / "config.json").exists():
+        raise CheckpointError("the embedded model 'tiny' is not part of this installation; use 'toy' or a checkpoint")
+    if path.is_file():
+        raise CheckpointError(f"{name}: is a file; give the folder that holds it, with config.json beside it")
+    if path.is_dir():
+        if revision is not None:
+            raise UnmaskError(f"revision={revision!r} applies to names on the hub, but {name!r} is a folder here")
+        return path
+    if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2:
+        raise CheckpointError(f"{name}: there is no such folder")
+    if near := get_close_matches(name, BUILT_IN, n=1, cutoff=0.7):
+        raise UnknownName("model", name, [*near, "a folder", "a name on the hub"])
+    return download(name, revision=revision, token=token, cache_dir=cache_dir)
+
+
+def _load_folder(folder: Path, name: str, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
+    if not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder}: there is no config.json, so this is not a checkpoint")
+    config = Config.read(folder / "config.json")
+    family = family_of(config)
+    if "quantization_config" in config.values:
+        raise config.error("quantised checkpoints are not supported (quantization_config)")
+    codec = TextCodec.from_folder(folder)
+    spec = _with_generation_defaults(family.spec(config, codec, name), folder)
+    if codec.highest_id >= spec.vocab_size:
+        raise config.error(
+            f"the tokenizer has ids up to {codec.highest_id}, but the vocabulary ends at {spec.vocab_size}"
+        )
+    weights = Weights.of(folder)
+    dtype = dtype or (_stored_dtype(config, weights) if device.type == "cuda" else torch.float32)
+    with torch.device("meta"):
+        model = family.build(config, spec).to(dtype)
+    weights.check(family.slots(model))
+    needed = weights.n_bytes(dtype)
+    check_memory(needed, device, what=name)
+    with memory_errors(needed, device, what=name):
+        model = model.to_empty(device=device)
+        weights.fill(family.slots(model))
+    return LoadedModel(model=ready(model), codec=codec)
+
+
+def ready(model: nn.Module) -> MaskedLM:
+    """The model as the engine gets it: for inference only."""
+    model = model.eval().requires_grad_(False)
+    assert isinstance(model, MaskedLM)
+    return model
+
+
+def _stored_dtype(config: Config, weights: Weights) -> torch.dtype:
+    """What the config calls the checkpoint's dtype, else that of the weights."""
+    name = config.get("dtype", config.get("torch_dtype"))
+    return DTYPES.get(str(name).removeprefix("torch."), weights.dtype())
+
+
+def _with_generation_defaults(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """The lengths that the checkpoint's author recommends."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return spec
+    config = Config.read(path)
+    found: dict[str, Any] = {"max_new_tokens": "max_tokens", "block_length": "block_size"}
+    return replace(spec, **{field: config.whole(key) for key, field in found.items() if key in config.values})

@@ -1,0 +1,140 @@
+"""The tensors of a checkpoint folder: which there are, whether they fit, and how they get into a model.
+
+Safetensors only, because unpickling runs code. Headers are read first, so that a damaged or foreign checkpoint is
+refused before memory is taken; then tensor after tensor goes straight to its place. Knows nothing of families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from unmask.errors import CheckpointError
+from unmask.models.config import read_json
+
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A tensor that lies in a file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Weights:
+    """Everything stored in a folder, by name."""
+
+    def __init__(self, folder: Path, stored: Mapping[str, Stored]) -> None:
+        self.folder = folder
+        self.stored = stored
+
+    @classmethod
+    def of(cls, folder: Path) -> Weights:
+        return cls(folder, {name: entry for path in _files(folder) for name, entry in _header(path).items()})
+
+    def n_bytes(self, dtype: torch.dtype) -> int:
+        """Memory that all of it takes in that dtype."""
+        return sum(prod(entry.shape) for entry in self.stored.values()) * dtype.itemsize
+
+    def dtype(self) -> torch.dtype:
+        """The dtype of most of it."""
+        sizes: dict[torch.dtype, int] = {}
+        for entry in self.stored.values():
+            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + prod(entry.shape)
+        return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+
+    def check(self, slots: Mapping[str, Tensor]) -> None:
+        """Refuse a checkpoint that does not hold exactly the tensors that the model has."""
+        if missing := slots.keys() - self.stored.keys():
+            raise CheckpointError(f"{self.folder}: {_listed(missing)} missing from the checkpoint")
+        if unexpected := self.stored.keys() - slots.keys():
+            raise CheckpointError(f"{self.folder}: {_listed(unexpected)} not part of this model")
+        for name, slot in slots.items():
+            found, wanted = self.stored[name].shape, tuple(slot.shape)
+            if found != wanted:
+                raise CheckpointError(f"{self.folder}: tensor {name} has shape {found}, the config asks for {wanted}")
+
+    @torch.no_grad()
+    def fill(self, slots: Mapping[str, Tensor]) -> None:
+        """Copy every tensor to its place, converting dtype and device on the way."""
+        by_file: dict[Path, list[str]] = {}
+        for name in slots:
+            by_file.setdefault(self.stored[name].path, []).append(name)
+        for path, names in by_file.items():
+            with _opened(path) as tensors:
+                for name in names:
+                    slots[name].copy_(tensors.get_tensor(name))
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).exists():
+        return _shards(folder)
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    if found:
+        raise CheckpointError(
+            f"{folder}: there are {len(found)} safetensors files but no {_INDEX} to say how they belong together"
+        )
+    if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
+        raise CheckpointError(
+            f"{folder}: {pickles[0]} is a pickle, and reading one can run any code; convert it where you trust it: "
+            "safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')"
+        )
+    raise CheckpointError(f"{folder}: there is no model.safetensors and no {_INDEX}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = read_json(folder / _INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
+        raise CheckpointError(f"{folder / _INDEX}: weight_map must say for each tensor which file holds it")
+    names = sorted(set(index.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise CheckpointError(f"{folder / _INDEX}: {outside[0]!r} is not the name of a file in this folder")
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise CheckpointError(f"{folder}: {_listed(missing, 'file')} missing: the download is incomplete")
+    return [folder / name for name in names]
+
+
+def _header(path: Path) -> dict[str, Stored]:
+    stored = {}
+    with _opened(path) as tensors:
+        for name in tensors.keys():  # noqa: SIM118  (not a mapping)
+            part = tensors.get_slice(name)
+            dtype = _DTYPES.get(part.get_dtype())
+            if dtype is None:
+                raise CheckpointError(
+                    f"{path}: tensor {name} is {part.get_dtype()}; quantised checkpoints are not supported"
+                )
+            stored[name] = Stored(path=path, shape=tuple(part.get_shape()), dtype=dtype)
+    return stored
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Any]:
+    try:
+        with safe_open(str(path), framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        problem = " ".join(str(error).split())
+        raise CheckpointError(f"{path}: is damaged or not a safetensors file: {problem}") from error
+
+
+def _listed(names: Iterable[str], kind: str = "tensor") -> str:
+    """The first of the names and how many more, with the verb."""
+    first, *more = sorted(names)
+    return f"{kind}s {first} and {len(more)} more are" if more else f"{kind} {first} is"

@@ -1,0 +1,72 @@
+"""Dependency-aware parallel decoding: DAPD.
+
+Mutual attention between open positions measures how much they depend on each other; the less is left to decode, the
+more dependence is tolerated. The constants 0.9 and one half of the staged variant are DAPD's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.policies.base import Policy, register, require
+from unmask.policies.greedy import compatible
+from unmask.policies.parameters import check_choice, check_number
+from unmask.policies.scores import confidence, eligible
+from unmask.policies.sequence import among, block_attention, block_positions, wide
+from unmask.types import Decision, StepView
+
+
+@register("dapd")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dapd(Policy):
+    """Commit positions by confidence times degree, each unless it depends on one taken before (DAPD).
+
+    'staged' adds every confident position once half of the generation is decoded; 'direct' takes certain ones aside.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+
+    tau_min: float = 0.01
+    tau_max: float = 0.05
+    variant: str = "staged"
+
+    def __post_init__(self) -> None:
+        check_number(self, "tau_min", "tau_max", within="[0, 1]")
+        check_choice(self, "variant", ("staged", "direct"))
+
+    def attention_layers(self, n_layers: int) -> range:
+        return range(n_layers * 7 // 10, n_layers)
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        dependence = self._dependence(view)
+        probability, candidates = confidence(view), eligible(view)
+        # Dividing both factors by their maxima in the row, as the paper does, leaves the order as it is.
+        degree = dependence.sum(-1, dtype=wide(dependence.device)).to(dependence.dtype)
+        score = degree * probability
+        relative = dependence / dependence.amax(-1, keepdim=True).clamp(min=1e-8)
+        progress = 1.0 - view.remaining.to(dependence.dtype) / view.total
+        tau = self.tau_min + (self.tau_max - self.tau_min) * progress
+        conflict = relative > tau[:, None, None]
+        if self.variant == "staged":
+            added = candidates & (probability >= 0.9) & (progress >= 0.5)[:, None]
+            commit = compatible(candidates, score, conflict) | added
+        else:
+            # Certain in the model's own dtype: in bfloat16 everything from about 0.998 rounds to 1.
+            certain = candidates & (probability.to(view.logits.dtype) >= 1.0)
+            commit = compatible(candidates & ~certain, score, conflict) | certain
+        return Decision(commit=commit, score=score.where(candidates, -torch.inf)), None
+
+    def _dependence(self, view: StepView) -> Float[Tensor, "b k k"]:
+        """Mean of the attention both ways between open positions; zero elsewhere and on the diagonal."""
+        attention = require(view, "attention", "dapd")
+        attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
+        at = block_positions(view, attention.shape[1])
+        mutual = among(block_attention(attention, at), at)
+        mutual = (mutual + mutual.transpose(1, 2)) / 2
+        itself = torch.eye(at.shape[1], dtype=torch.bool, device=at.device)
+        return mutual.where(view.masked[:, :, None] & view.masked[:, None, :] & ~itself, 0.0)

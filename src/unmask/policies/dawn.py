@@ -1,0 +1,86 @@
+"""Dependency-aware decoding: DAWN.
+
+A graph of dependence, read from the attention of the last layers, relaxes the threshold next to settled positions and
+keeps coupled positions of middling confidence apart. The threshold of a confident position, 0.9, is DAWN's constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask import rules
+from unmask.policies.base import Policy, register, require
+from unmask.policies.greedy import compatible
+from unmask.policies.parameters import check_choice, check_number
+from unmask.policies.scores import confidence
+from unmask.policies.sequence import among, block_attention, block_positions, over_positions, wide
+from unmask.types import Decision, StepView
+
+CONFIDENT = 0.9
+LAYERS = 4
+
+
+@register("dawn")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dawn(Policy):
+    """Commit confident positions, those that depend on an anchor, and a conflict-free choice of the rest (DAWN)."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sequence_logits", "attention"})
+
+    tau_sink: float = 0.01
+    tau_edge: float = 0.07
+    tau_induce: float = 0.7
+    tau_low: float = 0.75
+    conflict_with: str = "intersection"
+
+    def __post_init__(self) -> None:
+        check_number(self, "tau_sink", within="[0, 1]")
+        check_number(self, "tau_edge", "tau_induce", "tau_low", within="(0, 1]")
+        check_choice(self, "conflict_with", ("intersection", "union"))
+
+    def attention_layers(self, n_layers: int) -> range:
+        return range(max(n_layers - LAYERS, 0), n_layers)
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        sequence_logits = require(view, "sequence_logits", "dawn")
+        at = block_positions(view, sequence_logits.shape[1])
+        depends = self._dependence(view.working(require(view, "attention", "dawn")), at)
+        within = among(depends, at)
+
+        score = confidence(view)
+        confident = view.masked & (score >= CONFIDENT)
+        anchored = (depends & _anchors(view, sequence_logits)[:, None, :]).any(-1)
+        induced = view.masked & anchored & (score >= self.tau_induce)
+        settled = confident & induced if self.conflict_with == "intersection" else confident | induced
+        free = view.masked & (score >= self.tau_low) & ~confident & ~induced
+        free = free & ~(within & settled[:, None, :]).any(-1)
+        apart = compatible(free, score, within | within.transpose(1, 2))
+        return Decision(commit=confident | induced | apart, score=score), None
+
+    def _dependence(self, attention: Float[Tensor, "b n n"], at: Int[Tensor, "b k"]) -> Bool[Tensor, "b k n"]:
+        """Which positions each position of the block depends on: strong attention, to anything but a sink.
+
+        That a position may depend on itself is without effect: none is both undecided and settled.
+        """
+        # The rows of padding are zero, and a row of real attention sums to one.
+        length = (attention.sum(-1) > 0).sum(-1, keepdim=True)
+        received = attention.sum(1, dtype=wide(attention.device)) / length
+        sink = received.to(attention.dtype) > self.tau_sink
+        return (block_attention(attention, at) >= self.tau_edge) & ~sink[:, None, :]
+
+
+def _anchors(view: StepView, sequence_logits: Float[Tensor, "b n v"]) -> Bool[Tensor, "b n"]:
+    """Settled positions up to the end of the block which the model is still sure of, whatever token stands there."""
+    column = torch.arange(sequence_logits.shape[1], device=view.start.device) - view.start[:, None]
+    columns = view.masked.shape[1]
+    width = columns if view.tokens is None else (view.tokens != -1).sum(-1, keepdim=True)
+    open_ = view.masked.gather(1, column.clamp(0, columns - 1)) & (column >= 0) & (column < columns)
+    if view.sequence_masked is not None:
+        open_ = open_ | view.sequence_masked
+    likeliest = over_positions(lambda logits: rules.probabilities(view.working(logits)).amax(-1), sequence_logits)
+    return (column < width) & ~open_ & (likeliest >= CONFIDENT)

@@ -1,0 +1,41 @@
+"""Entropy-bounded unmasking: EB-Sampler (Ben-Hamu et al.).
+
+The budget bounds the sum of the committed entropies less the largest one, an upper bound on the joint dependence lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unmask.policies import scores
+from unmask.policies.base import Policy, best_scored, order_of, register
+from unmask.policies.parameters import check_choice, check_number
+from unmask.types import Decision, StepView
+
+ORDERS = {
+    "entropy": lambda view: -scores.entropy(view),
+    "confidence": scores.confidence,
+    "margin": scores.probability_gap,
+}
+
+
+@register("eb")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EB(Policy):
+    """Commit as many of the best positions as keep their entropies, less the largest, within `gamma` (EB-Sampler)."""
+
+    gamma: float = 0.1
+    order: str = "entropy"
+
+    def __post_init__(self) -> None:
+        check_number(self, "gamma", within="[0, inf)")
+        check_choice(self, "order", tuple(ORDERS))
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        score, candidates = ORDERS[self.order](view), scores.eligible(view)
+        entropy = scores.entropy(view).gather(-1, order_of(score, candidates))
+        affordable = entropy.cumsum(-1) - entropy.cummax(-1).values <= self.gamma
+        commit = best_scored(score, candidates, affordable.sum(-1))
+        return Decision(commit=commit, score=score.where(candidates, -torch.inf)), None

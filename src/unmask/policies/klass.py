@@ -1,0 +1,91 @@
+"""KL-guided decoding: KLASS.
+
+A position is ready when its distribution has hardly moved over the last passes and its token is likely enough. The two
+public implementations differ in details, which `convention` chooses. Distributions are compared in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask import rules
+from unmask.policies.base import Policy, best_scored, register, require
+from unmask.policies.parameters import check_choice, check_number, check_whole
+from unmask.policies.schedule import even_count
+from unmask.policies.scores import confidence, eligible
+from unmask.policies.sequence import block_positions, over_positions, wide
+from unmask.types import Decision, StepView
+
+EPSILON = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The logits of the pass before, from which its distributions follow exactly in less memory, and the latest KLs."""
+
+    logits: Float[Tensor, "b n v"]
+    divergence: Float[Tensor, "b n h"]
+
+
+@register("klass")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Klass(Policy):
+    """Commit every position that is stable and confident, else the most confident ones (KLASS)."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sequence_logits"})
+
+    confidence: float = 0.6
+    kl: float = 0.015
+    history: int = 2
+    convention: str = "llada"
+    passes: int | None = None  # per block; how many to commit when none is ready, one by default
+
+    def __post_init__(self) -> None:
+        check_number(self, "confidence", within="(0, 1]")
+        check_number(self, "kl", within="(0, inf)")
+        check_whole(self, "history", least=1)
+        check_choice(self, "convention", ("llada", "dream"))
+        check_whole(self, "passes", least=1, optional=True)
+
+    def select(self, view: StepView, state: Drift | None = None) -> tuple[Decision, Drift]:
+        logits = require(view, "sequence_logits", "klass")
+        figures = over_positions(_figures, logits, *(() if state is None else (state.logits,)))
+        divergence, likeliest = figures.unbind(-1)
+        before = divergence.new_zeros(*divergence.shape, self.history) if state is None else state.divergence
+        recent = torch.cat([before[..., 1:], divergence[..., None]], dim=-1)
+
+        at = block_positions(view, logits.shape[1])
+        stable = (recent < self.kl).all(-1).gather(1, at)
+        score = confidence(view)
+        ready = eligible(view) & stable & self._confident(view, score, likeliest.gather(1, at))
+        count = even_count(view, self.passes) if self.passes else torch.ones_like(view.step)
+        commit = torch.where(ready.any(-1, keepdim=True), ready, best_scored(score, view.masked, count))
+        # The state must not alias a buffer that the next forward pass may fill anew.
+        return Decision(commit=commit, score=score, tokens=self._tokens(view)), Drift(logits.clone(), recent)
+
+    def _confident(
+        self, view: StepView, score: Float[Tensor, "b k"], likeliest: Float[Tensor, "b k"]
+    ) -> Bool[Tensor, "b k"]:
+        if self.convention == "dream":
+            return likeliest >= self.confidence
+        return (score > self.confidence) & (view.step >= self.history - 1)[:, None]
+
+    def _tokens(self, view: StepView) -> Int[Tensor, "b k"] | None:
+        """KLASS on Dream draws a token only to choose where to commit, and writes the likeliest one."""
+        if self.convention == "llada":
+            return None
+        ruled_out = view.masked & ~eligible(view)
+        return torch.where(ruled_out, view.proposed, view.logits.argmax(-1))
+
+
+def _figures(now: Float[Tensor, "b n v"], before: Float[Tensor, "b n v"] | None = None) -> Float[Tensor, "b n 2"]:
+    """KL divergence from the pass before, which counts as all zeros in the first pass, and the top probability."""
+    present = rules.probabilities(now.to(wide(now.device)))
+    past = torch.zeros_like(present) if before is None else rules.probabilities(before.to(wide(before.device)))
+    divergence = (present * ((present + EPSILON).log() - (past + EPSILON).log())).sum(-1)
+    return torch.stack([divergence, present.amax(-1)], dim=-1)

@@ -1,0 +1,82 @@
+"""The parameters with which each policy was published, per checkpoint and task: the settings of a fair comparison.
+
+The four columns are GSM8K, MATH, HumanEval and MBPP; a single value holds for all of them. Mean-field on Dream takes
+the default of the paper's sensitivity study, since the setting of its main table is not stated.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from unmask.errors import UnknownName, UnmaskError
+from unmask.policies.base import Policy, get, registry
+
+TASKS = {"gsm8k": 0, "math": 1, "math500": 1, "humaneval": 2, "mbpp": 3}
+
+# Family -> words by which a checkpoint's name gives it away. The embedded models are of LLaDA's make.
+FAMILIES = {"llada": r"llada|\b(toy|tiny)\b", "dream": r"dream|diffucoder"}
+
+PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
+    "mean_field": {
+        "llada": {"threshold": 0.85, "iterations": 2},
+        "dream": {"threshold": 0.95, "iterations": 2},
+    },
+    "random": {"dream": {"schedule": "dream"}},
+    "entropy": {"dream": {"schedule": "dream"}},
+    "margin": {"dream": {"schedule": "dream"}},
+    "threshold": {"llada": {"threshold": 0.9}, "dream": {"threshold": 0.9}},
+    "klass": {
+        "llada": {"confidence": (0.6, 0.6, 0.9, 0.7), "kl": (0.015, 0.01, 0.01, 0.01), "convention": "llada"},
+        "dream": {"confidence": (0.9, 0.9, 0.8, 0.9), "kl": (0.001, 0.005, 0.001, 0.001), "convention": "dream"},
+    },
+    "local_leap": {
+        "llada": {"threshold": 0.9, "relaxed_threshold": 0.75, "radius": 4},
+        "dream": {"threshold": 0.9, "relaxed_threshold": 0.8, "radius": 4},
+    },
+    "dawn": {
+        "llada": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": (0.75, 0.75, 0.8, 0.7)},
+        "llada-1.5": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": (0.75, 0.75, 0.8, 0.75)},
+        "dream": {"tau_sink": 0.03, "tau_edge": 0.1, "tau_induce": 0.75, "tau_low": 0.8},
+        "dream-base": {"tau_sink": 0.03, "tau_edge": 0.05, "tau_induce": 0.75, "tau_low": (0.75, 0.8, 0.8, 0.8)},
+    },
+}
+
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "mean_field": {"llada": {"block_size": 20}, "dream": {"block_size": 20}},
+    "klass": {"llada": {"block_size": 64}, "dream": {"block_size": 256, "temperature": 0.2, "top_p": 0.95}},
+}
+
+
+def preset(name: str, model: str, task: str | None = None) -> Policy:
+    """The policy as published for that checkpoint (a name, a path or a family) and task, GSM8K when none is given.
+
+    A policy for which nothing was published gets its defaults.
+    """
+    return get(name, **_row(PARAMETERS, name, model, task))
+
+
+def preset_settings(name: str, model: str, task: str | None = None) -> dict[str, Any]:
+    """The fields of `Settings` that belong to the preset of that name."""
+    registry.find(name)
+    return _row(SETTINGS, name, model, task)
+
+
+def _row(table: dict[str, dict[str, dict[str, Any]]], name: str, model: str, task: str | None) -> dict[str, Any]:
+    if task is not None and task not in TASKS:
+        raise UnknownName("task of a preset", task, TASKS)
+    family, checkpoint = _family_and_checkpoint(model)
+    rows = table.get(name, {})
+    row = rows.get(checkpoint, rows.get(family, {}))
+    column = TASKS[task or "gsm8k"]
+    return {key: value[column] if isinstance(value, tuple) else value for key, value in row.items()}
+
+
+def _family_and_checkpoint(model: str) -> tuple[str, str]:
+    """The family, and the row of its own that the checkpoint may have; a path's last telling part decides."""
+    for part in reversed(re.split(r"[/\\]+", model.lower())):
+        for family, words in FAMILIES.items():
+            if re.search(words, part):
+                checkpoint = {"llada": "1.5", "dream": "base"}[family]
+                return family, f"{family}-{checkpoint}" if checkpoint in part else family
+    raise UnmaskError(f"no presets for model {model!r}; its name must tell the family: {', '.join(FAMILIES)}")

@@ -1,0 +1,94 @@
+"""How many positions to commit in each pass, for the policies that decide it in advance, and the base they share.
+
+'even' spreads a block evenly over its passes (LLaDA). 'dream' follows Dream's time grid, in which a pass may be idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask.errors import UnmaskError
+from unmask.policies.base import Policy, best_scored
+from unmask.policies.parameters import check_choice, check_whole
+from unmask.policies.scores import eligible
+from unmask.types import Decision, StepView
+
+SCHEDULES = ("even", "dream")
+
+
+def even_count(view: StepView, passes: int) -> Int[Tensor, " b"]:
+    """Commits of this pass when a block is spread over `passes`, larger shares first; in the last, all that is left."""
+    passes_left = (passes - view.step).clamp(min=1)
+    return (view.masked.sum(-1) + passes_left - 1) // passes_left
+
+
+def dream_odds(view: StepView, passes: Int[Tensor, " b"]) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """Dream's share of the masks to commit in this pass, as numerator and denominator; 1 / 1 in the last pass.
+
+    On the time grid t(r) = 1 - 0.999 r / passes, the share 1 - t(r+1) / t(r) is 999 / (1000 passes - 999 r).
+    """
+    last = view.step >= passes - 1
+    return torch.where(last, 1, 999), torch.where(last, 1, 1000 * passes - 999 * view.step)
+
+
+def dream_count(view: StepView, passes: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """Dream's share of the masks, truncated: 0, 1, ..., 1, 2 with as many passes as masks.
+
+    Whole numbers keep the truncation exact; just below and above 1 is where the schedule lives.
+    """
+    numerator, denominator = dream_odds(view, passes)
+    return numerator * view.masked.sum(-1) // denominator
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStart:
+    """What a row's block looked like in its first pass."""
+
+    masks: Int[Tensor, " b"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled(Policy):
+    """Commit the best-scored positions, as many as the schedule says."""
+
+    tokens_per_pass: int = 1
+    passes: int | None = None  # per block
+    schedule: str = "even"
+
+    def __post_init__(self) -> None:
+        check_whole(self, "tokens_per_pass", least=1)
+        check_whole(self, "passes", least=1, optional=True)
+        check_choice(self, "schedule", SCHEDULES)
+        if self.passes is not None and self.tokens_per_pass != 1:
+            raise UnmaskError(f"passes={self.passes} and tokens_per_pass={self.tokens_per_pass} exclude each other")
+
+    def score(self, view: StepView) -> Float[Tensor, "b k"]:
+        """How soon each open position should be committed."""
+        raise NotImplementedError
+
+    def select(self, view: StepView, state: BlockStart | None = None) -> tuple[Decision, BlockStart | None]:
+        score = self.score(view).where(eligible(view), -torch.inf)
+        if self.schedule == "dream":
+            passes, state = self._dream_passes(view, state)
+            commit = self._dream_commit(view, score, passes)
+            return Decision(commit=commit, score=score, wait=~commit.any(-1)), state
+        count = even_count(view, self.passes) if self.passes else torch.full_like(view.step, self.tokens_per_pass)
+        return Decision(commit=best_scored(score, view.masked, count), score=score), None
+
+    def _dream_commit(
+        self, view: StepView, score: Float[Tensor, "b k"], passes: Int[Tensor, " b"]
+    ) -> Bool[Tensor, "b k"]:
+        return best_scored(score, view.masked, dream_count(view, passes))
+
+    def _dream_passes(self, view: StepView, state: BlockStart | None) -> tuple[Int[Tensor, " b"], BlockStart | None]:
+        if self.passes is not None:
+            return torch.full_like(view.step, self.passes), None
+        masks = view.masked.sum(-1)
+        if state is not None:
+            masks = torch.where(view.step == 0, masks, state.masks)
+        passes = (masks + self.tokens_per_pass - 1) // self.tokens_per_pass
+        return passes.clamp(min=1), BlockStart(masks)

@@ -1,0 +1,25 @@
+"""Confidence threshold: the parallel decoding rule of Fast-dLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unmask.policies.base import Policy, register
+from unmask.policies.parameters import check_number
+from unmask.policies.scores import confidence
+from unmask.types import Decision, StepView
+
+
+@register("threshold")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold(Policy):
+    """Commit every position whose proposed token has probability at least `threshold` (Fast-dLLM)."""
+
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_number(self, "threshold", within="(0, 1]")
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        score = confidence(view)
+        return Decision(commit=view.masked & (score >= self.threshold), score=score), None

@@ -1,0 +1,69 @@
+"""Draft generously, verify, and take back: WINO.
+
+The verdict on a decoded token comes from a shadow of the block, where each position is predicted without seeing its own
+token. What WINO leaves constant is constant here: 0.7 of the masks, between 5 and 20, and 30 before the first pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from unmask import rules
+from unmask.errors import UnmaskError
+from unmask.policies.base import Policy, best_scored, register, require
+from unmask.policies.parameters import check_number
+from unmask.policies.scores import confidence
+from unmask.types import Decision, StepView
+
+FIRST_ALLOWANCE = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """How many positions the row's previous pass committed."""
+
+    count: Int[Tensor, " b"]
+
+
+@register("wino")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wino(Policy):
+    """Commit above `draft_threshold`, and open again what the shadow gives less than `verify_threshold` (WINO)."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"shadow"})
+    remasks: ClassVar[bool] = True
+
+    draft_threshold: float = 0.6
+    verify_threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_number(self, "draft_threshold", "verify_threshold", within="[0, 1]")
+
+    def select(self, view: StepView, state: Drafted | None = None) -> tuple[Decision, Drafted]:
+        score = confidence(view)
+        at_most = (view.masked.sum(-1) * 7 // 10).clamp(5, 20)
+        drafted = best_scored(score, view.masked & (score > self.draft_threshold), at_most)
+        best = best_scored(score, view.masked, torch.ones_like(at_most))
+        commit = torch.where(drafted.any(-1, keepdim=True), drafted, best)
+        count = commit.sum(-1)
+
+        allowance = torch.full_like(count, FIRST_ALLOWANCE)
+        if state is not None:
+            allowance = torch.where(view.step == 0, allowance, state.count)
+        # Fewer than the pass before committed, and none after a single commit: so the block is bound to fill.
+        remask = self._doubtful(view, allowance - 1) & (count > 1)[:, None]
+        return Decision(commit=commit, score=score, remask=remask), Drafted(count)
+
+    def _doubtful(self, view: StepView, at_most: Int[Tensor, " b"]) -> Bool[Tensor, "b k"]:
+        """Decoded positions, the least likely first, whose tokens the shadow does not confirm."""
+        shadow = view.working(require(view, "shadow", "wino"))
+        if view.tokens is None:
+            raise UnmaskError("the policy wino needs tokens, and the view has none")
+        decoded = ~view.masked & (view.tokens >= 0) if view.decoded is None else view.decoded
+        verdict = rules.probability_of(view.tokens.where(decoded, 0), shadow)
+        return best_scored(-verdict, decoded & (verdict < self.verify_threshold), at_most)

@@ -1,0 +1,27 @@
+"""The rules: pure functions of logits. They know torch and nothing of the engine, so another engine can use them."""
+
+from unmask.rules.marginals import (
+    entropy,
+    log_probabilities,
+    probabilities,
+    probability_of,
+    top2_margin,
+    top2_probabilities,
+)
+from unmask.rules.mean_field import MeanFieldCommit, mean_field_commit, mean_field_intensity
+from unmask.rules.overlap import pairwise_jsd, pairwise_overlap, truncation_error
+
+__all__ = [
+    "MeanFieldCommit",
+    "entropy",
+    "log_probabilities",
+    "mean_field_commit",
+    "mean_field_intensity",
+    "pairwise_jsd",
+    "pairwise_overlap",
+    "probabilities",
+    "probability_of",
+    "top2_margin",
+    "top2_probabilities",
+    "truncation_error",
+]

@@ -1,0 +1,70 @@
+"""Figures of one position's predictive distribution, straight from its logits.
+
+The caller decides the precision: float32 and float64 are computed as they come, half precision is computed in float32
+and rounded once, at the end. A logit of -inf is a token that cannot occur; a row without a finite logit is the caller's
+mistake and gives NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions v"]:
+    """Probability of every token."""
+    centred = _centred(logits).exp_()
+    return centred.div_(centred.sum(-1, keepdim=True)).to(logits.dtype)
+
+
+def log_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions v"]:
+    """Log-probability of every token."""
+    centred = _centred(logits)
+    return (centred - centred.exp().sum(-1, keepdim=True).log()).to(logits.dtype)
+
+
+def probability_of(
+    tokens: Int[Tensor, "*positions"], logits: Float[Tensor, "*positions v"]
+) -> Float[Tensor, "*positions"]:
+    """Probability of the given tokens, one per position."""
+    centred = _centred(logits)
+    chosen = centred.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
+    return (chosen.exp() / centred.exp_().sum(-1)).to(logits.dtype)
+
+
+def entropy(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions"]:
+    """Shannon entropy in nats, with 0 ln 0 = 0."""
+    centred = _centred(logits)
+    weight = centred.exp()
+    mass = weight.sum(-1)
+    # 0 * -inf is NaN, and a token that cannot occur adds nothing.
+    spread = weight.mul_(centred.clamp_(min=torch.finfo(centred.dtype).min)).sum(-1)
+    return (mass.log() - spread / mass).to(logits.dtype)
+
+
+def top2_margin(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions"]:
+    """Gap between the log-probabilities of the two best tokens; +inf where only one token can occur."""
+    if logits.shape[-1] == 1:
+        return torch.full_like(logits[..., 0], torch.inf)
+    best, second = logits.topk(2, dim=-1).values.unbind(-1)
+    return best - second
+
+
+def top2_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions 2"]:
+    """Probabilities of the two best tokens, best first; the second is 0 where only one token can occur."""
+    if logits.shape[-1] == 1:
+        return torch.cat([torch.ones_like(logits), torch.zeros_like(logits)], dim=-1)
+    centred = _centred(logits)
+    best = centred.topk(2, dim=-1).values.exp()
+    return (best / centred.exp_().sum(-1, keepdim=True)).to(logits.dtype)
+
+
+def _centred(logits: Tensor) -> Tensor:
+    """A fresh copy, at least float32, whose largest entry is 0.
+
+    Exponentials of it are summed with `sum`, which adds pairwise: torch's own softmax on a CPU adds one after the other
+    in each vector lane, and over 126,464 tokens its float32 probabilities add up to 1 only within 5e-5.
+    """
+    wide = logits.detach() if logits.dtype == torch.float64 else logits.detach().float()
+    return wide - wide.amax(-1, keepdim=True)

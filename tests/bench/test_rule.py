@@ -1,0 +1,72 @@
+import json
+
+import pytest
+import torch
+
+from unmask.bench.naive_rule import naive_commit
+from unmask.bench.rule import bench_rule, example_logits
+from unmask.errors import UnmaskError
+from unmask.rules import mean_field_commit
+
+
+def test_every_size_is_measured_and_compared():
+    seen = []
+    timings = bench_rule(
+        positions=(1, 6),
+        vocabularies=(50, 400),
+        batch=2,
+        repeats=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert [(timing.positions, timing.vocabulary) for timing in timings] == [(1, 50), (6, 50), (1, 400), (6, 400)]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    for timing in timings:
+        assert timing.ours_ms > 0
+        assert timing.speedup == pytest.approx(timing.naive_ms / timing.ours_ms)
+        assert max(timing.ours_error, timing.naive_error, timing.difference) < 1e-5
+        assert timing.same_commits
+
+
+def test_a_timing_is_plain_data():
+    (timing,) = bench_rule(positions=(3,), vocabularies=(40,), repeats=1, seed=7, dtype="bfloat16")
+    plain = json.loads(json.dumps(timing.to_dict()))
+    assert (plain["dtype"], plain["device"], plain["seed"], plain["repeats"]) == ("bfloat16", "cpu", 7, 1)
+    assert plain["threads"] == torch.get_num_threads()
+    assert plain["speedup"] == timing.speedup
+
+
+def test_the_printed_formula_is_left_out_on_request():
+    (timing,) = bench_rule(positions=(3,), vocabularies=(40,), repeats=1, naive=False)
+    assert timing.ours_ms > 0
+    assert timing.naive_ms is timing.naive_memory_mib is timing.speedup is timing.same_commits is None
+
+
+def test_memory_of_the_rule_stays_far_below_that_of_the_printed_formula():
+    (timing,) = bench_rule(positions=(12,), vocabularies=(60_000,), repeats=1)
+    if timing.ours_memory_mib is None:
+        pytest.skip("this system does not tell how much memory was used")
+    assert timing.ours_memory_mib < timing.naive_memory_mib / 2
+
+
+def test_the_yardstick_commits_what_the_rule_commits():
+    logits = example_logits(50, 8, 100, seed=1).double()
+    masked = torch.ones(50, 8, dtype=torch.bool)
+    for threshold, iterations in ((0.85, 2), (0.999, 1)):
+        expected = mean_field_commit(logits, masked, threshold=threshold, iterations=iterations).commit
+        assert torch.equal(naive_commit(logits, threshold=threshold, iterations=iterations)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"positions": (4, 0)}, "positions must be at least 1, got 4, 0"),
+        ({"vocabularies": ()}, "vocabularies must be at least 2, got none"),
+        ({"repeats": 0}, "repeats must be at least 1"),
+        ({"dtype": "float23"}, "unknown dtype 'float23'; did you mean 'float32'"),
+        ({"device": "gpu"}, "cannot measure on device 'gpu'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(options, complaint):
+    with pytest.raises(UnmaskError, match=complaint) as error:
+        bench_rule(**options)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,141 @@
+"""Caches: which positions are computed when, and where cached and uncached decoding must agree."""
+
+import pytest
+import torch
+from doubles import Scripted, Watched, tiny_config
+
+from unmask import policies
+from unmask.cache.kv import KVCache
+from unmask.engine.canvas import Canvas
+from unmask.engine.decode import decode
+from unmask.models.random_weights import random_model
+from unmask.models.toy import load_toy
+from unmask.settings import Settings
+
+
+def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, block_size=4, policy="fixed"):
+    canvases = [
+        Canvas.continuing(list(prompt), max_tokens, mask_id=model.spec.mask_id, block_size=block_size)
+        for prompt in prompts
+    ]
+    events = list(decode(model, canvases, policies.get(policy), settings))
+    return canvases, events
+
+
+@pytest.fixture(params=["llada", "dream"])
+def model(request):
+    return Watched(random_model(tiny_config(request.param), std=0.4))
+
+
+def test_prefix_recomputes_from_the_block_on_and_dual_the_block_alone(model):
+    run(model, Settings(cache="prefix"))
+    assert [n for _, n in model.computed] == [15, 12, 12, 12, 15, 8, 8, 8, 15, 4, 4, 4]
+    model.computed.clear()
+    run(model, Settings(cache="dual"))
+    assert [n for _, n in model.computed] == [15, 4, 4, 4] * 3
+
+
+def test_a_block_that_its_refresh_completes_costs_one_pass():
+    model = Watched(random_model(tiny_config("llada"), std=0.4))
+    settings = Settings(cache="dual")
+    canvas = Canvas.continuing([3], 8, mask_id=model.spec.mask_id, block_size=4)
+    list(decode(model, [canvas], policies.get("fixed", tokens_per_pass=4), settings))
+    assert [n for _, n in model.computed] == [9, 9]
+
+
+def test_fewer_refreshes_compute_fewer_whole_canvases(model):
+    run(model, Settings(cache="dual", refresh="blocks:2"))
+    slices = [4, 4, 4, 4] if not model.spec.shifted else [5, 5, 5, 5]
+    assert [n for _, n in model.computed] == [15, 4, 4, 4, *slices, 15, 4, 4, 4]
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_a_model_that_looks_at_nothing_cached_gives_the_same_tokens_with_any_cache(cache):
+    toy = load_toy(device=torch.device("cpu"), dtype=torch.float32).model
+    plain, _ = run(toy, Settings(), max_tokens=40, policy="mean_field")
+    cached, _ = run(toy, Settings(cache=cache), max_tokens=40, policy="mean_field")
+    assert plain[0].tokens == cached[0].tokens
+
+
+@pytest.mark.parametrize("policy", ["fixed", "mean_field", "threshold"])
+def test_with_one_block_the_prefix_cache_changes_nothing(policy):
+    model = random_model(tiny_config("llada"), std=0.4)
+    plain, _ = run(model, Settings(), block_size=12, policy=policy)
+    cached, _ = run(model, Settings(cache="prefix"), block_size=12, policy=policy)
+    # Keys and values of the prompt are those of the first pass, in which the answer was all masks.
+    assert plain[0].tokens[:3] == cached[0].tokens[:3]
+    fresh = model.predict(torch.tensor([plain[0].tokens])).logits
+    cache = KVCache()
+    model.predict(torch.tensor([plain[0].tokens]), cache=cache)
+    queries = torch.arange(3, 15)[None]
+    again = model.predict(torch.tensor([plain[0].tokens]), cache=cache, queries=queries, at=queries).logits
+    assert torch.allclose(fresh[:, 3:], again, atol=1e-5)
+
+
+def test_without_a_prompt_and_with_one_block_prefix_decoding_equals_plain_decoding():
+    model = random_model(tiny_config("llada"), std=0.4)
+    plain, _ = run(model, Settings(), prompts=[()], block_size=12, policy="mean_field")
+    cached, _ = run(model, Settings(cache="prefix"), prompts=[()], block_size=12, policy="mean_field")
+    assert plain[0].tokens == cached[0].tokens
+    assert plain[0].step_map == cached[0].step_map
+
+
+def test_a_shifted_head_commits_a_blocks_first_position_alone_in_the_refresh():
+    model = random_model(tiny_config("dream"), std=0.4)
+    _, events = run(model, Settings(cache="dual"), policy="threshold")
+    first_of_block = {event.block: event for event in reversed(events)}
+    assert len(first_of_block) == 3
+    for (start, _), event in first_of_block.items():
+        assert [commit.position for commit in event.committed] == [start]
+
+
+def test_the_first_position_of_a_block_may_be_end_of_text_even_when_that_comes_last():
+    table = torch.zeros(8, 8)
+    table[:, 6] = 5.0
+    model = Scripted(table, shifted=True, convention="dream")
+    [canvas], _ = run(model, Settings(cache="dual", confidence_eos_eot_inf=True), max_tokens=4, prompts=[(0,)])
+    assert canvas.filled[0] == 6
+
+
+def test_a_shifted_head_without_refresh_still_predicts_the_first_position_of_a_block():
+    model = random_model(tiny_config("dream"), std=0.4)
+    settings = Settings(cache="prefix", refresh="blocks:3")
+    [canvas], events = run(model, settings, policy="fixed")
+    second = next(event for event in events if event.block == (7, 11))
+    assert canvas.finished
+    assert len(second.committed) == 1
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rows_in_different_blocks_share_a_batch(family, cache):
+    model = random_model(tiny_config(family), std=1.0)
+    prompts = [(3, 1, 4), (1,), (5, 9, 2, 6, 5, 3)]
+    settings = Settings(cache=cache, temperature=0.5)
+    together, _ = run(model, settings, prompts=prompts, policy="threshold", max_tokens=14)
+    for prompt, canvas in zip(prompts, together, strict=True):
+        [alone], _ = run(model, settings, prompts=[prompt], policy="threshold", max_tokens=14)
+        assert canvas.tokens == alone.tokens
+        assert canvas.passes == alone.passes
+
+
+def test_guidance_keeps_a_cache_of_its_own():
+    model = random_model(tiny_config("llada"), std=0.4)
+    plain, _ = run(model, Settings(cfg_scale=1.0), prompts=[()], block_size=12)
+    cached, _ = run(model, Settings(cfg_scale=1.0, cache="prefix"), prompts=[()], block_size=12)
+    assert plain[0].tokens == cached[0].tokens
+
+
+def test_a_view_of_some_rows_reads_and_writes_only_those():
+    cache = KVCache()
+    cache.fill(0, torch.zeros(3, 1, 4, 2), torch.zeros(3, 1, 4, 2))
+    rows = torch.tensor([0, 2])
+    fresh = torch.ones(2, 1, 2, 2)
+    keys, _ = cache.only(rows).splice(0, fresh, 2 * fresh, torch.tensor([[0, 1], [2, 3]]))
+    assert keys[:, 0, :, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
+    keys, values = cache.splice(0, torch.zeros(3, 1, 1, 2), torch.zeros(3, 1, 1, 2), torch.tensor([[0]] * 3))
+    assert keys[:, 0, :, 0].tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]]
+    assert values[0, 0, 1, 0] == 2
+    cache.keep(torch.tensor([2]))
+    keys, _ = cache.splice(0, torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), torch.tensor([[0]]))
+    assert keys[:, 0, :, 0].tolist() == [[0, 0, 1, 1]]

@@ -1,0 +1,247 @@
+import pytest
+import torch
+from doubles import Scripted, tiny_config
+
+from unmask import policies
+from unmask.engine.canvas import Canvas
+from unmask.engine.decode import decode
+from unmask.errors import UnmaskError
+from unmask.models.random_weights import random_model
+from unmask.settings import Settings
+from unmask.types import Decision
+
+
+def table(*probabilities: float, vocab: int = 8) -> torch.Tensor:
+    """Position i gives `probabilities[i]` to token i % 5, the rest evenly to the others."""
+    rows = []
+    for index, p in enumerate(probabilities):
+        row = torch.full((vocab,), (1 - p) / (vocab - 1))
+        row[index % 5] = p
+        rows.append(row.log())
+    return torch.stack(rows)
+
+
+def run(model, policy, prompts=((0, 1),), *, max_tokens=4, block_size=4, settings=None, **options):
+    settings = settings or Settings()
+    canvases = [
+        Canvas.continuing(list(p), max_tokens, mask_id=model.spec.mask_id, block_size=block_size, seed=settings.seed)
+        for p in prompts
+    ]
+    policy = policies.get(policy) if isinstance(policy, str) else policy
+    return canvases, list(decode(model, canvases, policy, settings, **options))
+
+
+def test_one_event_per_pass_tells_what_was_committed():
+    model = Scripted(table(0.5, 0.5, 0.6, 0.9, 0.7, 0.8))
+    [canvas], events = run(model, "fixed")
+    assert [event.step for event in events] == [0, 1, 2, 3]
+    assert [[(c.position, c.token_id) for c in event.committed] for event in events] == [
+        [(3, 3)],
+        [(5, 0)],
+        [(4, 4)],
+        [(2, 2)],
+    ]
+    assert [event.finished for event in events] == [False, False, False, True]
+    assert canvas.tokens == [0, 1, 2, 3, 4, 0]
+    assert canvas.passes == 4
+
+
+def test_blocks_are_filled_from_left_to_right():
+    model = Scripted(table(0.5, 0.5, 0.6, 0.9, 0.7, 0.8))
+    _, events = run(model, "fixed", block_size=2)
+    assert [event.block for event in events] == [(2, 4), (2, 4), (4, 6), (4, 6)]
+
+
+def test_rows_of_a_batch_finish_on_their_own():
+    model = Scripted(table(*[0.99] * 4, *[0.5] * 8))
+    canvases, events = run(model, "threshold", prompts=[(0,), (0, 1, 2, 3)], max_tokens=3)
+    assert [canvas.passes for canvas in canvases] == [1, 3]
+    assert [(event.row, event.step) for event in events] == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_the_mask_token_is_never_committed():
+    likely_mask = torch.zeros(6, 8)
+    likely_mask[:, 7] = 20.0
+    [canvas], _ = run(Scripted(likely_mask), "threshold")
+    assert 7 not in canvas.tokens
+
+
+def test_a_model_that_only_proposes_masks_is_reported_when_nothing_suppresses_them():
+    likely_mask = torch.zeros(6, 8)
+    likely_mask[:, 7] = 20.0
+    with pytest.raises(UnmaskError, match="suppress_mask_token"):
+        run(Scripted(likely_mask), "threshold", settings=Settings(suppress_mask_token=False))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
+def test_unusable_logits_are_reported_in_one_line(bad):
+    broken = table(0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
+    broken[4] = bad
+    with pytest.raises(UnmaskError, match="no usable logits"):
+        run(Scripted(broken), "mean_field")
+
+
+def test_unusable_logits_of_a_decoded_position_do_no_harm():
+    broken = table(0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
+    broken[0] = torch.nan
+    [canvas], _ = run(Scripted(broken), "mean_field")
+    assert canvas.finished
+
+
+def test_idle_passes_do_not_hide_a_model_that_only_proposes_masks():
+    likely_mask = torch.zeros(6, 8)
+    likely_mask[:, 7] = 20.0
+    policy = policies.get("entropy", schedule="dream")
+    with pytest.raises(UnmaskError, match="suppress_mask_token"):
+        run(Scripted(likely_mask), policy, settings=Settings(suppress_mask_token=False))
+
+
+def test_wino_spends_its_remasks_on_decoded_positions_only():
+    """Given text inside a block is never doubted, so it must not use up the allowance either."""
+    table_ = table(0.9, 0.9, 0.9, 0.9, 0.9, 0.9)
+    canvas = Canvas(tokens=[7, 3, 7, 4, 7, 7], mask_id=7, block_size=6)
+    seen = []
+
+    class Spy(policies.Wino):
+        def select(self, view, state=None):
+            decision, state = super().select(view, state)
+            seen.append((view.decoded.tolist(), decision.remask.tolist()))
+            return decision, state
+
+    list(decode(Scripted(table_), [canvas], Spy(draft_threshold=0.95), Settings()))
+    for decoded, remask in seen:
+        assert not decoded[0][1]
+        assert not remask[0][1]
+        assert not remask[0][3]
+
+
+def test_an_idle_pass_of_dreams_schedule_counts_as_a_forward_pass():
+    model = Scripted(table(*[0.5] * 40))
+    [canvas], events = run(model, policies.get("entropy", schedule="dream"), max_tokens=32, block_size=32)
+    assert [len(event.committed) for event in events] == [0, *[1] * 30, 2]
+    assert canvas.passes == 32
+
+
+def test_early_stop_fills_the_rest_after_the_block_that_ends_the_text():
+    ends = table(*[0.9] * 10)
+    ends[3] = 0.0
+    ends[3, 6] = 9.0
+    model = Scripted(ends)
+    settings = Settings(early_stop=True)
+    ended = lambda canvas: 6 in canvas.prefix(whole_blocks=True)  # noqa: E731
+    [canvas], events = run(model, "fixed", max_tokens=8, block_size=2, settings=settings, ended=ended)
+    assert canvas.filled == [2, 6, 6, 6, 6, 6, 6, 6]
+    assert len(events) == 2
+    assert events[-1].finished
+    [canvas], events = run(model, "fixed", max_tokens=8, block_size=2, settings=Settings(), ended=ended)
+    assert len(events) == 8
+
+
+def test_end_of_text_can_be_ruled_out():
+    ends = table(*[0.9] * 6)
+    ends[3] = 0.0
+    ends[3, 6] = 9.0
+    [canvas], _ = run(Scripted(ends), "fixed", settings=Settings(logits_eos_inf=True))
+    assert 6 not in canvas.tokens
+
+
+@pytest.mark.parametrize("policy", ["fixed", "mean_field", "threshold"])
+def test_end_of_text_can_be_put_last(policy):
+    ends = table(*[0.5] * 6)
+    for position, token in ((3, 6), (4, 5)):
+        ends[position] = 0.0
+        ends[position, token] = 9.0
+    [canvas], events = run(Scripted(ends), policy, settings=Settings(confidence_eos_eot_inf=True))
+    order = [commit.position for event in events for commit in event.committed]
+    assert sorted(order[:2]) == [2, 5]
+    assert canvas.tokens[3:5] == [6, 5]
+
+
+class Meddler(policies.Policy):
+    """Asks for everything it must not have."""
+
+    def select(self, view, state=None):
+        everything = torch.ones_like(view.masked)
+        return Decision(commit=everything, score=torch.zeros_like(view.logits[..., 0]), remask=everything), None
+
+
+def test_a_policy_cannot_touch_what_is_not_open():
+    model = Scripted(table(*[0.5] * 6))
+    canvas = Canvas(tokens=[0, 7, 3, 7, 1], mask_id=7, block_size=5)
+    events = list(decode(model, [canvas], Meddler(), Settings()))
+    assert canvas.tokens[0::2] == [0, 3, 1]
+    assert all(event.remasked == () for event in events)
+
+
+def test_wino_is_refused_on_a_shifted_head_and_with_a_cache():
+    shifted = Scripted(table(*[0.5] * 6), shifted=True)
+    with pytest.raises(UnmaskError, match="shifted"):
+        run(shifted, "wino")
+    for name in ("wino", "dawn", "dapd", "klass"):
+        with pytest.raises(UnmaskError, match="cache='dual'"):
+            run(Scripted(table(*[0.5] * 6)), name, settings=Settings(cache="dual"))
+
+
+NAMES = ["dapd", "dawn", "eb", "entropy", "factor", "fixed", "klass", "local_leap", "margin", "mean_field", "random"]
+PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9, 3), (2,))
+
+
+def test_the_list_of_policies_above_is_complete():
+    assert sorted([*NAMES, "threshold", "wino"]) == policies.names()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", [*NAMES, "threshold", "wino"])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_batch_of_ragged_prompts_gives_what_each_gives_alone(family, name, temperature):
+    if family == "dream" and name == "wino":
+        pytest.skip("wino is not defined for Dream")
+    model = random_model(tiny_config(family), std=0.4)
+    policy = policies.preset(name, family)
+    settings = Settings(temperature=temperature, top_p=0.95, seed=5)
+    together, _ = run(model, policy, PROMPTS, max_tokens=13, block_size=5, settings=settings)
+    for prompt, canvas in zip(PROMPTS, together, strict=True):
+        [alone], _ = run(model, policy, [prompt], max_tokens=13, block_size=5, settings=settings)
+        assert canvas.tokens == alone.tokens
+        assert canvas.step_map == alone.step_map
+
+
+@pytest.mark.parametrize("name", ["mean_field", "random"])
+def test_a_seed_gives_the_same_tokens_again_and_another_seed_others(name):
+    model = random_model(tiny_config("llada"), std=0.4)
+    tokens = [
+        run(model, name, max_tokens=20, settings=Settings(temperature=1.0, seed=seed))[0][0].tokens
+        for seed in (1, 1, 2)
+    ]
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+def test_guidance_moves_the_logits_away_from_those_without_the_prompt():
+    model = random_model(tiny_config("llada"), std=0.4)
+    prompt, new = [3, 1, 4], 5
+    tokens = torch.tensor([prompt + [model.spec.mask_id] * new])
+    blind = torch.full_like(tokens, model.spec.mask_id)
+    conditional, unconditional = model.predict(tokens).logits, model.predict(blind).logits
+    guided = (unconditional + 2.5 * (conditional - unconditional)).clone()
+    guided[..., model.spec.mask_id] = -torch.inf
+    expected = guided[0, 3:].softmax(-1).amax(-1).argmax()
+    _, events = run(model, "fixed", [prompt], max_tokens=new, block_size=new, settings=Settings(cfg_scale=1.5))
+    [first] = events[0].committed
+    assert first.position - 3 == expected
+    assert first.token_id == guided[0, first.position].argmax()
+
+
+def test_scores_follow_the_public_codes_dtype_on_request():
+    seen = []
+
+    class Spy(policies.Policy):
+        def select(self, view, state=None):
+            seen.append((view.logits.dtype, view.working(view.logits).dtype))
+            return Decision(commit=view.masked, score=torch.zeros_like(view.logits[..., 0]).float()), None
+
+    for family in ("llada", "dream"):
+        model = random_model(tiny_config(family), dtype=torch.bfloat16)
+        for reference in (False, True):
+            run(model, Spy(), settings=Settings(reference_dtype=reference))
+    f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+    assert seen == [(f32, f32), (f64, f64), (f32, f32), (bf16, bf16)]

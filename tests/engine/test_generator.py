@@ -1,0 +1,232 @@
+import asyncio
+import json
+
+import pytest
+import torch
+
+import unmask
+from unmask import policies
+from unmask.errors import UnmaskError
+from unmask.models.toy import SENTENCE
+from unmask.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return unmask.load("toy")
+
+
+def test_the_output_ends_before_the_end_of_text(toy):
+    out = toy.generate("Hello", max_tokens=200)
+    assert out.text == SENTENCE
+    assert out.finish_reason == "stop"
+    assert out.usage.completion_tokens == len(out.token_ids) == len(SENTENCE)
+    assert out.usage.prompt_tokens == len("Hello") + 1  # the separator
+    assert len(out.canvas_ids) == len(out.step_map) == 200
+    assert set(out.canvas_ids[len(SENTENCE) :]) == {toy.spec.eos_id}
+    assert max(out.step_map) == out.usage.forward_passes - 1
+
+
+def test_a_text_that_fills_the_canvas_ends_by_length(toy):
+    out = toy.generate("Hello", max_tokens=10)
+    assert out.text == SENTENCE[:10]
+    assert out.finish_reason == "length"
+
+
+def test_one_token_at_a_time_costs_one_pass_each_and_mean_field_far_fewer(toy):
+    slow = toy.generate("Hello", policy="fixed", max_tokens=160)
+    fast = toy.generate("Hello", max_tokens=160)
+    assert slow.usage.forward_passes == 160
+    assert fast.usage.forward_passes * 3 < 160
+    assert fast.text == slow.text == SENTENCE
+
+
+def test_a_list_in_gives_a_list_out_in_the_same_order(toy):
+    outs = toy.generate(["a much longer prompt than the other", "b"], max_tokens=20, batch_size=1)
+    assert [out.usage.prompt_tokens for out in outs] == [36, 2]
+    assert toy.generate([], max_tokens=4) == []
+
+
+def test_token_ids_are_taken_as_they_are(toy):
+    ids = toy.codec.encode("Hello")
+    assert toy.generate(ids, max_tokens=30) == toy.generate("Hello", max_tokens=30)
+    assert len(toy.generate([ids, ids], max_tokens=5)) == 2
+    with pytest.raises(UnmaskError, match="token ids must be in"):
+        toy.generate([10**6], max_tokens=5)
+
+
+def test_a_stop_string_cuts_text_and_tokens(toy):
+    out = toy.generate("Hello", max_tokens=200, stop=("guess", "once"))
+    assert out.text == "Every masked letter is "
+    assert out.finish_reason == "stop"
+    assert toy.codec.decode(out.token_ids) == out.text
+    assert len(out.canvas_ids) == 200
+
+
+def test_a_stop_token_cuts_too(toy):
+    comma = toy.codec.token_id(",")
+    assert toy.generate("Hello", max_tokens=200, stop_token_ids=(comma,)).text == SENTENCE.split(",")[0]
+
+
+@pytest.mark.parametrize("stop", [(), ("alone",)])
+def test_early_stop_spares_passes_and_keeps_the_text(toy, stop):
+    whole = toy.generate("Hello", max_tokens=400, policy="fixed", stop=stop)
+    early = toy.generate("Hello", max_tokens=400, policy="fixed", stop=stop, early_stop=True)
+    assert early.text == whole.text
+    assert early.usage.forward_passes < whole.usage.forward_passes
+    assert len(early.canvas_ids) == 400
+
+
+def test_a_name_takes_the_familys_preset_and_an_object_is_used_as_it_is(toy):
+    named = toy.generate("Hello", policy="mean_field", max_tokens=60, trace=True)
+    assert named.trace.header["policy"] == {"name": "mean_field"} | named.trace.header["policy"]
+    assert named.trace.header["settings"]["block_size"] == 20
+    given = toy.generate("Hello", policy=policies.MeanField(threshold=0.99), max_tokens=60, trace=True)
+    assert given.trace.header["policy"]["threshold"] == 0.99
+    assert toy.generate("Hello", policy="klass", max_tokens=5, trace=True).trace.header["settings"]["block_size"] == 64
+    assert toy.generate("Hello", policy="fixed", max_tokens=5, trace=True).trace.header["settings"]["block_size"] == 32
+
+
+def test_a_policy_that_nobody_registered_works(toy):
+    class Everything(policies.Policy):
+        def select(self, view, state=None):
+            score = torch.zeros_like(view.logits[..., 0])
+            return unmask.Decision(commit=view.masked, score=score), None
+
+    assert toy.generate("Hello", policy=Everything(), max_tokens=64).usage.forward_passes == 2
+
+
+def test_a_field_given_twice_or_misspelt_is_an_error(toy):
+    with pytest.raises(UnmaskError, match="max_tokens is given twice"):
+        toy.generate("Hello", settings=Settings(max_tokens=5), max_tokens=6)
+    with pytest.raises(UnmaskError, match="did you mean 'max_tokens'"):
+        toy.generate("Hello", max_token=5)
+    assert len(toy.generate("Hello", settings=Settings(max_tokens=5), seed=3).canvas_ids) == 5
+
+
+def test_a_prompt_that_does_not_fit_is_refused(toy):
+    with pytest.raises(UnmaskError, match="more than the 4096 positions"):
+        toy.generate("x" * 4000, max_tokens=200)
+
+
+def test_a_mask_in_a_prompt_points_to_infill(toy):
+    with pytest.raises(UnmaskError, match="use infill"):
+        toy.generate("a [MASK] b", max_tokens=5)
+
+
+def test_infill_fills_every_mask_and_keeps_the_rest(toy):
+    holes = SENTENCE.replace("masked", "[MASK]" * 6).replace("alone", "[MASK]" * 5)
+    text = f"<|answer|>{holes}"
+    out = toy.infill(text)
+    assert out.text == SENTENCE
+    assert out.usage.completion_tokens == 11
+    assert toy.codec.decode(out.canvas_ids) == "maskedalone"
+    assert len(out.step_map) == 11
+    with pytest.raises(UnmaskError, match=r"write \[MASK\]"):
+        toy.infill("nothing to fill")
+
+
+def test_chat_applies_the_template(toy):
+    out = toy.chat([{"role": "user", "content": "Hi"}], max_tokens=160)
+    assert out.usage.prompt_tokens == len("user: Hi\n") + 1
+    assert out.text == SENTENCE
+    outs = toy.chat([[{"role": "user", "content": "Hi"}], [{"role": "user", "content": "Ho"}]], max_tokens=5)
+    assert len(outs) == 2
+
+
+@pytest.mark.parametrize("policy", ["mean_field", "wino", "threshold", "random"])
+@pytest.mark.parametrize("stop", [(), ("one", "agree t"), ("z",)])
+def test_streamed_pieces_add_up_to_the_text(toy, policy, stop):
+    settings = Settings(max_tokens=170, stop=stop, temperature=0.3)
+    events = list(toy.stream("Hello", policy=policy, settings=settings))
+    whole = toy.generate("Hello", policy=policy, settings=settings)
+    assert "".join(event.text_delta for event in events) == whole.text
+    assert events[-1].output == whole
+    assert all(event.output is None for event in events[:-1])
+
+
+def test_a_stream_never_shows_half_a_character(toy):
+    ids = toy.codec.encode("é€", special=False)
+    ending = unmask.engine.text.Ending(token_ids=(), strings=(), codec=toy.codec)
+    stream = unmask.engine.text.TextStream(ending=ending)
+    deltas = [stream.feed(ids[:n], final=n == len(ids)) for n in range(1, len(ids) + 1)]
+    assert deltas == ["", "é", "", "", "€"]
+
+
+def test_a_stream_holds_back_what_may_become_a_stop_string(toy):
+    ending = unmask.engine.text.Ending(token_ids=(), strings=("STOP", "TOKEN"), codec=toy.codec)
+    stream = unmask.engine.text.TextStream(ending=ending)
+    ids = toy.codec.encode("a STOKE", special=False)
+    deltas = [stream.feed(ids[:n], final=n == len(ids)) for n in range(1, len(ids) + 1)]
+    assert deltas == ["a", " ", "", "", "", "S", "TOKE"]
+
+
+def test_a_stream_refuses_a_bad_request_at_once(toy):
+    with pytest.raises(UnmaskError, match="unknown policy"):
+        toy.stream("Hello", policy="meanfield")
+    with pytest.raises(UnmaskError, match="cache"):
+        toy.stream("Hello", policy="dawn", cache="dual")
+
+
+def test_async_streaming_gives_the_same_pieces(toy):
+    async def collect():
+        return [event.text_delta async for event in toy.astream("Hello", max_tokens=60)]
+
+    assert asyncio.run(collect()) == [event.text_delta for event in toy.stream("Hello", max_tokens=60)]
+
+
+def test_an_async_stream_can_be_left_and_cancelled(toy):
+    async def leave():
+        async for _ in toy.astream("Hello", policy="fixed", max_tokens=60):
+            break
+
+    async def cancel():
+        async def consume():
+            async for _ in toy.astream("Hello", policy="fixed", max_tokens=2000):
+                pass
+
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    asyncio.run(cancel())
+
+
+def test_forward_gives_aligned_float32_logits_with_the_mask_logit_untouched(toy):
+    ids = toy.codec.encode("abc")
+    logits = toy.forward(ids)
+    assert logits.shape == (1, 4, toy.spec.vocab_size)
+    assert logits.dtype == torch.float32
+    assert logits.isfinite().all()
+    assert toy.forward(torch.tensor([ids, ids])).shape[0] == 2
+    assert torch.equal(toy.forward([ids, ids])[1], logits[0])
+    for bad in ([], [[[1]]], [[1, 2], [3]], [-1], [10**7]):
+        with pytest.raises(UnmaskError):
+            toy.forward(bad)
+
+
+def test_outputs_are_plain_data_on_request(toy):
+    out = toy.generate("Hello", max_tokens=5)
+    again = json.loads(json.dumps(out.to_dict()))
+    assert again["usage"]["completion_tokens"] == 5
+    assert set(again) == {"text", "token_ids", "finish_reason", "usage", "canvas_ids", "step_map"}
+
+
+def test_steps_can_be_watched(toy):
+    seen = []
+    toy.generate(["Hello", "H"], max_tokens=20, policy="fixed", on_step=seen.append)
+    assert sorted({event.row for event in seen}) == [0, 1]
+    assert len(seen) == 40
+
+
+def test_early_stop_does_not_spoil_the_later_holes_of_an_infilled_text(toy):
+    text = "<|answer|>" + SENTENCE.replace("masked", "[MASK]" * 6).replace("alone", "[MASK]" * 5)
+    assert toy.infill(text, early_stop=True, stop=("mask",), block_size=8).text == SENTENCE
+
+
+def test_a_policy_that_says_nothing_about_itself_needs_nothing():
+    assert policies.needs_of(object()) == frozenset()
+    assert policies.remasks(object()) is False

@@ -1,0 +1,247 @@
+"""Config keys: what each family reads, what it refuses, and who is sent elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unmask import registry
+from unmask.errors import CheckpointError
+from unmask.models.config import Config
+from unmask.models.dream import Dream
+from unmask.models.family import families
+from unmask.models.foreign import family_of
+from unmask.models.llada import LLaDA
+from unmask.models.loading import load_model
+
+MakeFolder = Callable[..., Path]
+LLADA = {"d_model": 32, "n_heads": 4, "n_layers": 1, "mlp_hidden_size": 48, "vocab_size": 64}
+DREAM = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 48,
+    "vocab_size": 64,
+    "rope_theta": 1000000.0,
+}
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "supported"),
+    [
+        ("alibi", True, "false"),
+        ("block_type", "sequential", '"llama"'),
+        ("block_group_size", 2, "1"),
+        ("layer_norm_type", "default", '"rms"'),
+        ("layer_norm_with_affine", False, "true"),
+        ("bias_for_layer_norm", True, "false"),
+        ("attention_layer_norm", True, "false"),
+        ("input_emb_norm", True, "false"),
+        ("activation_type", "gelu", '"silu" or "swiglu"'),
+        ("include_bias", True, "false"),
+        ("rope", False, "true"),
+        ("rope_full_precision", False, "true"),
+        ("clip_qkv", 8.0, "null"),
+        ("scale_logits", True, "false"),
+    ],
+)
+def test_llada_options_that_are_not_implemented_are_refused(key: str, value: Any, supported: str) -> None:
+    config = Config(LLADA | {key: value}, "config.json")
+    shown = {True: "true", False: "false"}.get(value, f'"{value}"' if isinstance(value, str) else value)
+    assert refusal(lambda: LLaDA().shape(config)) == f"config.json: {key} is {shown}, but only {supported} is supported"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "supported"),
+    [
+        ("hidden_act", "gelu", '"silu"'),
+        ("use_sliding_window", True, "false"),
+        ("use_mrope", True, "false"),
+        ("rope_scaling", "yarn", "null"),
+        ("block_size", 32, "null"),
+    ],
+)
+def test_dream_options_that_are_not_implemented_are_refused(key: str, value: Any, supported: str) -> None:
+    config = Config(DREAM | {key: value}, "config.json")
+    shown = {True: "true"}.get(value, f'"{value}"' if isinstance(value, str) else value)
+    assert refusal(lambda: Dream().shape(config)) == f"config.json: {key} is {shown}, but only {supported} is supported"
+
+
+@pytest.mark.parametrize(
+    ("changes", "heads"),
+    [
+        ({}, 4),
+        ({"n_kv_heads": None}, 4),
+        ({"n_kv_heads": 2}, 2),
+        ({"multi_query_attention": True}, 1),
+        ({"multi_query_attention": False, "n_kv_heads": 2}, 2),
+    ],
+)
+def test_llada_key_heads_follow_the_config(changes: dict[str, Any], heads: int) -> None:
+    assert LLaDA().shape(Config(LLADA | changes, "config.json")).n_kv_heads == heads
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"multi_query_attention": True, "n_kv_heads": 2}, "multi_query_attention is true, but n_kv_heads is 2"),
+        ({"n_heads": 5}, "5 heads do not divide a width of 32"),
+        ({"n_kv_heads": 3}, "3 key heads do not divide 4 query heads"),
+        ({"d_model": 12, "n_heads": 4}, "rotary positions need an even head width, got 3"),
+        ({"d_model": None}, "the key 'd_model' is missing"),
+        ({"n_layers": "2"}, "n_layers must be a whole number of at least 1, got '2'"),
+        ({"rope_theta": -1}, "rope_theta must be a number above 0, got -1"),
+        ({"weight_tying": "yes"}, "weight_tying must be true or false, got 'yes'"),
+        ({"embedding_size": 60}, "embedding_size must be a whole number of at least 64, got 60"),
+    ],
+)
+def test_impossible_llada_sizes_are_refused(changes: dict[str, Any], problem: str) -> None:
+    config = Config(LLADA | changes, "config.json")
+    assert refusal(lambda: LLaDA().shape(config)) == f"config.json: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"mask_token_id": 999}, "mask_token_id 999 is outside the vocabulary of 280"),
+        ({"mask_token_id": None}, "mask_token_id 126336 is outside the vocabulary of 280"),
+        ({"eos_token_id": 999}, "eos_token_id 999 is outside the vocabulary of 280"),
+        ({"eos_token_id": "273"}, "eos_token_id must be a token id or a list of them, got '273'"),
+        ({"max_sequence_length": None}, "the key 'max_sequence_length' is missing"),
+    ],
+)
+def test_special_tokens_must_be_in_the_vocabulary(
+    make_llada: MakeFolder, changes: dict[str, Any], problem: str
+) -> None:
+    folder = make_llada(**changes)
+    assert refusal(lambda: load_model(folder, device="cpu")) == f"{folder / 'config.json'}: {problem}"
+
+
+def test_the_mlp_width_may_be_given_as_a_ratio() -> None:
+    config = Config({**LLADA, "mlp_hidden_size": None, "mlp_ratio": 3}, "config.json")
+    assert LLaDA().shape(config).hidden == 96
+
+
+def test_biases_of_queries_keys_and_values_are_supported() -> None:
+    assert LLaDA().shape(Config(LLADA | {"include_qkv_bias": True}, "config.json")).qkv_bias
+
+
+def test_dream_reads_the_rotary_base_from_either_place() -> None:
+    assert Dream().shape(Config(DREAM, "config.json")).rope_theta == 1000000.0
+    newer = DREAM | {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    assert Dream().shape(Config(newer, "config.json")).rope_theta == 5000.0
+
+
+def test_dream_layers_must_all_see_everything() -> None:
+    layers = ["full_attention", "sliding_attention"]
+    config = Config(DREAM | {"layer_types": layers}, "config.json")
+    expected = "config.json: layer_types holds 'sliding_attention', but only 'full_attention' is supported"
+    assert refusal(lambda: Dream().shape(config)) == expected
+    assert Dream().shape(Config(DREAM | {"layer_types": layers[:1]}, "config.json")).n_layers == 1
+
+
+def test_dreams_mask_token_may_come_from_the_tokenizer(make_dream: MakeFolder) -> None:
+    loaded = load_model(make_dream(mask_token_id=None), device="cpu")
+    assert loaded.model.spec.mask_id == loaded.codec.token_id("<|mask|>")
+
+
+def test_scaled_rotary_positions_are_refused_in_the_newer_form_too() -> None:
+    config = Config(DREAM | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "config.json")
+    expected = 'config.json: rope_parameters: rope_type is "yarn", but only "default" is supported'
+    assert refusal(lambda: Dream().shape(config)) == expected
+
+
+SGLANG = "SGLang runs it, and can use this project's policies as a plug-in"
+DINFER = "dInfer runs it, and can use this project's policies as its decoder"
+CAUSAL = "an autoregressive model: this project decodes masked diffusion models only"
+
+
+@pytest.mark.parametrize(
+    ("config", "about"),
+    [
+        ({"model_type": "llada_moe"}, f"LLaDA-MoE, a mixture of experts: {DINFER}"),
+        ({"model_type": "llada", "num_experts": 64}, f"LLaDA-MoE, a mixture of experts: {DINFER}"),
+        (
+            {"model_type": "llada2_moe"},
+            f"LLaDA2.x, a block diffusion mixture of experts: {SGLANG}; dInfer runs LLaDA2.0",
+        ),
+        ({"model_type": "sdar", "architectures": ["SDARForCausalLM"]}, f"SDAR, a block diffusion model: {SGLANG}"),
+        ({"model_type": "sdar_moe"}, f"SDAR, a block diffusion model: {SGLANG}"),
+        (
+            {"model_type": "diffusion_gemma", "vision_config": {}},
+            "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
+        ),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, CAUSAL),
+        ({"model_type": "qwen2"}, CAUSAL),
+        ({"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}, CAUSAL),
+        (
+            {"model_type": "llava_llada", "mm_vision_tower": "siglip"},
+            "a multi-modal model: this project runs text models only",
+        ),
+        (
+            {"model_type": "llada", "mm_vision_tower": "siglip"},
+            "a multi-modal model: this project runs text models only",
+        ),
+        (
+            {"model_type": "mmada"},
+            "a family that is not known here: known: dream, llada; a plug-in may add it",
+        ),
+    ],
+)
+def test_a_family_that_runs_elsewhere_is_sent_there(config: dict[str, Any], about: str) -> None:
+    kind = config["model_type"]
+    assert refusal(lambda: family_of(Config(config, "config.json"))) == f"config.json: model_type {kind!r} is {about}"
+
+
+def test_a_config_without_model_type_is_refused() -> None:
+    expected = "config.json: model_type must name a model family, got None"
+    assert refusal(lambda: family_of(Config({}, "config.json"))) == expected
+
+
+@pytest.fixture
+def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, type], None]:
+    """Pretends that an installed distribution names a class as a model family."""
+
+    def install(name: str, cls: type) -> None:
+        point = EntryPoint(name, "somewhere:Something", "unmask.models")
+        monkeypatch.setattr(EntryPoint, "load", lambda self: cls)
+        monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "unmask.models" else [])
+        monkeypatch.setattr(families, "_classes", dict(families._classes))
+
+    return install
+
+
+class Relative(LLaDA):
+    """A plug-in that adds a family of its own to the same architecture."""
+
+
+def test_a_plug_in_family_loads_like_ours(plug_in: Callable[[str, type], None], make_llada: MakeFolder) -> None:
+    plug_in("relative", Relative)
+    relative = load_model(make_llada(model_type="Relative"), device="cpu").model
+    ours = load_model(make_llada(), device="cpu").model
+    tokens = torch.arange(5)[None]
+    assert torch.equal(relative.predict(tokens).logits, ours.predict(tokens).logits)
+
+
+def test_a_plug_in_may_run_what_we_send_elsewhere(plug_in: Callable[[str, type], None]) -> None:
+    plug_in("llada_moe", Relative)
+    assert isinstance(family_of(Config({"model_type": "llada_moe"}, "config.json")), Relative)
+
+
+def test_a_plug_in_that_is_no_family_is_said(plug_in: Callable[[str, type], None]) -> None:
+    plug_in("hollow", dict)
+    expected = "the plug-in for model family 'hollow' lacks spec, build or slots"
+    assert refusal(lambda: family_of(Config({"model_type": "hollow"}, "config.json"))) == expected

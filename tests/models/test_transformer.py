@@ -1,0 +1,355 @@
+"""The transformer against transformers' Llama and Qwen2 layers, and against masks written out in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from unmask.cache.kv import KVCache
+from unmask.errors import UnmaskError
+from unmask.models.loading import load_model
+from unmask.models.transformer import Transformer
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+MakeFolder = Callable[..., Path]
+LLAMA_NAMES = {
+    "model.transformer.wte": "model.embed_tokens",
+    "model.transformer.ln_f": "model.norm",
+    "model.transformer.ff_out": "lm_head",
+    "model.transformer.blocks": "model.layers",
+    "attn_norm": "input_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+
+
+def loaded(folder: Path, **options: Any) -> Transformer:
+    model = load_model(folder, device="cpu", **options).model
+    assert isinstance(model, Transformer)
+    return model
+
+
+def canvas(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 270, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def as_llama(folder: Path, model: Transformer, **options: Any) -> Any:
+    """transformers' Llama with the folder's weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    weights = {llama_name(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    return oracle(LlamaForCausalLM(LlamaConfig(**sizes(model), **options)), weights)
+
+
+def as_qwen2(folder: Path, model: Transformer) -> Any:
+    """transformers' Qwen2 with the folder's weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return oracle(Qwen2ForCausalLM(Qwen2Config(**sizes(model))), load_file(folder / "model.safetensors"))
+
+
+def sizes(model: Transformer) -> dict[str, Any]:
+    shape = model.shape
+    return {
+        "hidden_size": shape.width,
+        "intermediate_size": shape.hidden,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "vocab_size": shape.vocab_size,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rms_norm_eps": shape.norm_eps,
+        "tie_word_embeddings": shape.tied,
+    }
+
+
+def llama_name(name: str) -> str:
+    for ours, theirs in LLAMA_NAMES.items():
+        if ours.startswith("model.") and name.startswith(f"{ours}."):
+            name = name.replace(ours, theirs, 1)
+    head, _, last = name.rpartition(".")
+    stem, _, leaf = head.rpartition(".")
+    return f"{stem}.{LLAMA_NAMES[leaf]}.{last}" if leaf in LLAMA_NAMES and stem.startswith("model.layers") else name
+
+
+def oracle(model: Any, weights: dict[str, Tensor]) -> Any:
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model.eval()
+
+
+def bidirectional(model: Any, tokens: Tensor) -> Tensor:
+    """The oracle's logits with an additive mask that hides nothing: it lifts causality under every attention kernel."""
+    length = tokens.shape[1]
+    return model(tokens, attention_mask=torch.zeros(tokens.shape[0], 1, length, length), use_cache=False).logits
+
+
+CLOSE = {"atol": 1e-4, "rtol": 0.0}
+
+
+@pytest.fixture
+def llada(llada_folder: Path) -> Transformer:
+    return loaded(llada_folder)
+
+
+@pytest.fixture
+def dream(dream_folder: Path) -> Transformer:
+    return loaded(dream_folder)
+
+
+@pytest.fixture(params=["llada", "dream"])
+def model(request: pytest.FixtureRequest) -> Transformer:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n_kv_heads": 2},
+        {"n_kv_heads": None, "multi_query_attention": None},
+        {"weight_tying": True},
+        {"embedding_size": 300},
+    ],
+    ids=["plain", "grouped", "no-kv-heads-key", "tied", "padded-embedding"],
+)
+def test_llada_logits_equal_llama_without_a_causal_mask(make_llada: MakeFolder, changes: dict[str, Any]) -> None:
+    folder = make_llada(**changes)
+    model, tokens = loaded(folder), canvas(3, 17)
+    expected = bidirectional(as_llama(folder, model), tokens)
+    torch.testing.assert_close(model.predict(tokens).logits, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_dream_logits_equal_qwen2_without_a_causal_mask_shifted_by_one(make_dream: MakeFolder, tied: bool) -> None:
+    folder = make_dream(tie_word_embeddings=tied)
+    model, tokens = loaded(folder), canvas(2, 13)
+    raw = bidirectional(as_qwen2(folder, model), tokens)
+    expected = torch.cat([raw[:, :1], raw[:, :-1]], dim=1)
+    torch.testing.assert_close(model.predict(tokens).logits, expected, **CLOSE)
+
+
+def test_rows_of_a_ragged_batch_equal_the_rows_alone(model: Transformer) -> None:
+    tokens, lengths = canvas(4, 21), torch.tensor([21, 9, 1, 14])
+    together = model.predict(tokens, lengths=lengths).logits
+    assert together.isfinite().all()
+    for row, length in enumerate(lengths.tolist()):
+        alone = model.predict(tokens[row : row + 1, :length]).logits
+        torch.testing.assert_close(together[row, :length], alone[0], **CLOSE)
+
+
+def test_tokens_behind_the_end_of_a_row_are_never_seen(model: Transformer) -> None:
+    tokens, lengths = canvas(2, 12), torch.tensor([12, 7])
+    before = model.predict(tokens, lengths=lengths).logits
+    tokens[1, 7:] = 5
+    after = model.predict(tokens, lengths=lengths).logits
+    assert torch.equal(before[1, :7], after[1, :7])
+
+
+def test_an_empty_row_gives_finite_numbers(llada: Transformer) -> None:
+    assert llada.predict(canvas(2, 5), lengths=torch.tensor([5, 0])).logits.isfinite().all()
+
+
+def test_full_lengths_change_nothing(llada: Transformer) -> None:
+    tokens = canvas(2, 9)
+    assert torch.equal(llada.predict(tokens).logits, llada.predict(tokens, lengths=torch.tensor([9, 9])).logits)
+
+
+def test_chosen_positions_get_the_logits_of_the_full_pass(model: Transformer) -> None:
+    tokens, at = canvas(2, 15), torch.tensor([[0, 1, 7], [14, 3, 3]])
+    everywhere = model.predict(tokens).logits
+    chosen = model.predict(tokens, at=at).logits
+    torch.testing.assert_close(
+        chosen, everywhere.gather(1, at[..., None].expand(-1, -1, everywhere.shape[-1])), **CLOSE
+    )
+
+
+def test_a_shifted_head_predicts_positions_zero_and_one_from_the_same_state(dream: Transformer) -> None:
+    logits = dream.predict(canvas(1, 6)).logits
+    assert torch.equal(logits[:, 0], logits[:, 1])
+    assert not torch.equal(logits[:, 1], logits[:, 2])
+
+
+def test_filling_a_cache_changes_no_logits(model: Transformer) -> None:
+    tokens = canvas(2, 10)
+    assert torch.equal(model.predict(tokens, cache=KVCache()).logits, model.predict(tokens).logits)
+
+
+def test_recomputing_every_position_equals_a_pass_without_cache(model: Transformer) -> None:
+    tokens, changed = canvas(2, 10), canvas(2, 10, seed=1)
+    cache = KVCache()
+    model.predict(tokens, cache=cache)
+    everything = torch.arange(10).expand(2, -1)
+    again = model.predict(changed, cache=cache, queries=everything).logits
+    torch.testing.assert_close(again, model.predict(changed).logits, **CLOSE)
+
+
+def test_a_slice_of_unchanged_tokens_equals_the_full_pass(llada: Transformer) -> None:
+    tokens, cache = canvas(2, 12), KVCache()
+    full = llada.predict(tokens, cache=cache).logits
+    queries = torch.tensor([[4, 5, 6, 7, 8], [2, 3, 4, 4, 4]])  # the second row is padded with its last position
+    at = torch.tensor([[5, 8], [2, 4]])
+    part = llada.predict(tokens, cache=cache, queries=queries, at=at).logits
+    torch.testing.assert_close(part, full.gather(1, at[..., None].expand(-1, -1, full.shape[-1])), **CLOSE)
+
+
+def test_a_shifted_slice_repeats_its_first_row(dream: Transformer) -> None:
+    tokens, cache = canvas(1, 12), KVCache()
+    full = dream.predict(tokens, cache=cache).logits
+    part = dream.predict(
+        tokens, cache=cache, queries=torch.tensor([[4, 5, 6, 7]]), at=torch.tensor([[4, 5, 6, 7]])
+    ).logits
+    torch.testing.assert_close(part[:, 1:], full[:, 5:8], **CLOSE)
+    assert torch.equal(part[:, 0], part[:, 1])  # position 4 is predicted by position 3, which was not recomputed
+
+
+def test_changed_tokens_of_a_slice_are_seen_by_the_slice_alone(llada: Transformer) -> None:
+    tokens, cache = canvas(1, 12), KVCache()
+    llada.predict(tokens, cache=cache)
+    tokens[:, 6] = 1
+    queries = torch.arange(4, 8)[None]
+    dual = llada.predict(tokens, cache=cache, queries=queries).logits
+    fresh = llada.predict(tokens).logits
+    assert not torch.allclose(dual, fresh[:, 4:8], atol=1e-4)  # keys outside the slice are stale, by design
+    whole = llada.predict(tokens, cache=cache, queries=torch.arange(12)[None]).logits
+    torch.testing.assert_close(whole, fresh, **CLOSE)
+
+
+def test_a_cache_works_on_ragged_batches(model: Transformer) -> None:
+    tokens, lengths, cache = canvas(2, 14), torch.tensor([14, 9]), KVCache()
+    full = model.predict(tokens, lengths=lengths, cache=cache).logits
+    queries = torch.stack([torch.arange(5, 9), torch.arange(4, 8)])
+    part = model.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries).logits
+    rows = full.gather(1, queries[..., None].expand(-1, -1, full.shape[-1]))
+    torch.testing.assert_close(part[:, 1:], rows[:, 1:], **CLOSE)
+
+
+@pytest.mark.parametrize("layers", [range(2), range(1, 2)])
+def test_attention_maps_equal_those_of_eager_attention(make_llada: MakeFolder, layers: range) -> None:
+    folder = make_llada(n_kv_heads=2)
+    model, tokens = loaded(folder), canvas(2, 11)
+    reference = as_llama(folder, model, attn_implementation="eager")
+    nothing_hidden = torch.zeros(2, 1, 11, 11)
+    maps = reference(tokens, attention_mask=nothing_hidden, use_cache=False, output_attentions=True).attentions
+    expected = torch.stack([maps[layer].mean(1) for layer in layers]).mean(0)
+    prediction = model.predict(tokens, attention_layers=layers)
+    torch.testing.assert_close(prediction.attention, expected, **CLOSE)
+    assert torch.equal(prediction.logits, model.predict(tokens).logits)
+
+
+def test_attention_rows_sum_to_one_and_padding_has_none(model: Transformer) -> None:
+    tokens, lengths = canvas(2, 10), torch.tensor([10, 6])
+    attention = model.predict(tokens, lengths=lengths, attention_layers=range(2)).attention
+    assert attention is not None
+    assert attention.dtype == torch.float32
+    torch.testing.assert_close(attention.sum(-1), torch.tensor([[1.0] * 10, [1.0] * 6 + [0.0] * 4]))
+    assert not attention[1, :, 6:].any()
+    alone = model.predict(tokens[1:, :6], attention_layers=range(2)).attention
+    torch.testing.assert_close(attention[1:, :6, :6], alone, **CLOSE)
+
+
+def shadow_reference(folder: Path, model: Transformer, tokens: Tensor, shadow: list[int]) -> tuple[Tensor, Tensor]:
+    """Main and shadow logits of one row from Llama layers with the mask and the positions written out."""
+    length, total = tokens.shape[1], tokens.shape[1] + len(shadow)
+    hidden = torch.zeros(total, total, dtype=torch.bool)
+    hidden[:length, length:] = True
+    for column, position in enumerate(shadow):
+        hidden[length + column, position] = True
+    mask = torch.zeros(1, 1, total, total).masked_fill(hidden, torch.finfo(torch.float32).min)
+    longer = torch.cat([tokens, torch.full((1, len(shadow)), model.spec.mask_id)], dim=1)
+    positions = torch.tensor([[*range(length), *shadow]])
+    reference = as_llama(folder, model)
+    logits = reference(longer, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    return logits[:, :length], logits[:, length:]
+
+
+def test_shadows_see_everything_but_their_own_token(llada_folder: Path, llada: Transformer) -> None:
+    tokens, shadow = canvas(1, 12), [5, 6, 7, 8]
+    main, shadows = shadow_reference(llada_folder, llada, tokens, shadow)
+    prediction = llada.predict(tokens, shadow=torch.tensor([shadow]))
+    torch.testing.assert_close(prediction.logits, main, **CLOSE)
+    torch.testing.assert_close(prediction.shadow_logits, shadows, **CLOSE)
+    torch.testing.assert_close(prediction.logits, llada.predict(tokens).logits, **CLOSE)
+
+
+def test_shadows_of_ragged_rows_equal_those_of_the_rows_alone(llada_folder: Path, llada: Transformer) -> None:
+    tokens, lengths = canvas(2, 12), torch.tensor([12, 8])
+    shadow = torch.tensor([[6, 7, 8, 9], [4, 5, 5, 5]])  # the second row is padded with its last position
+    prediction = llada.predict(tokens, lengths=lengths, at=shadow, shadow=shadow)
+    assert prediction.shadow_logits is not None
+    assert prediction.shadow_logits.isfinite().all()
+    for row, (length, positions) in enumerate([(12, [6, 7, 8, 9]), (8, [4, 5])]):
+        main, shadows = shadow_reference(llada_folder, llada, tokens[row : row + 1, :length], positions)
+        torch.testing.assert_close(prediction.logits[row, : len(positions)], main[0, positions], **CLOSE)
+        torch.testing.assert_close(prediction.shadow_logits[row, : len(positions)], shadows[0], **CLOSE)
+
+
+def test_a_shadow_does_not_depend_on_the_token_it_stands_for(llada: Transformer) -> None:
+    tokens = canvas(1, 9)
+    # Other positions see token 4 in the first layer and pass it on in the second: only one layer hides it for good.
+    shallow = Transformer(replace(llada.shape, n_layers=1), llada.spec).eval()
+    before = shallow.predict(tokens, shadow=torch.tensor([[4]])).shadow_logits
+    tokens[:, 4] = 1
+    assert torch.equal(shallow.predict(tokens, shadow=torch.tensor([[4]])).shadow_logits, before)
+
+
+def test_bfloat16_stays_close_to_float32(llada_folder: Path) -> None:
+    tokens, lengths = canvas(2, 12), torch.tensor([12, 7])
+    exact = loaded(llada_folder).predict(tokens, lengths=lengths, attention_layers=range(2))
+    rounded = loaded(llada_folder, dtype="bfloat16").predict(tokens, lengths=lengths, attention_layers=range(2))
+    assert rounded.logits.dtype == torch.bfloat16
+    assert (rounded.logits[0] - exact.logits[0]).abs().max() < 0.1 * exact.logits.abs().max()
+    torch.testing.assert_close(rounded.attention, exact.attention, atol=0.05, rtol=0.0)
+
+
+def test_rotary_angles_keep_float32_when_the_model_is_cast(llada_folder: Path) -> None:
+    model = loaded(llada_folder)
+    model.predict(canvas(1, 4))
+    assert model.to(torch.bfloat16).rotary.table.dtype == torch.float32
+
+
+def test_canvases_may_grow_beyond_the_positions_seen_so_far(llada: Transformer) -> None:
+    short = llada.predict(canvas(1, 3)).logits
+    llada.predict(canvas(1, 40))
+    assert torch.equal(llada.predict(canvas(1, 3)).logits, short)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"cache": KVCache(), "attention_layers": range(1)},
+            "attention maps need the whole canvas: they cannot be had with a cache",
+        ),
+        (
+            {"cache": KVCache(), "shadow": torch.tensor([[1]])},
+            "shadow predictions need the whole canvas: they cannot be had with a cache",
+        ),
+        ({"queries": torch.tensor([[1]])}, "queries need a cache that a full pass has filled"),
+    ],
+)
+def test_combinations_without_meaning_are_refused(llada: Transformer, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnmaskError) as caught:
+        llada.predict(canvas(1, 4), **options)
+    assert str(caught.value) == message
+
+
+def test_a_shifted_family_has_no_shadows(dream: Transformer) -> None:
+    with pytest.raises(UnmaskError, match=r"^dream predicts a position from the one before it"):
+        dream.predict(canvas(1, 4), shadow=torch.tensor([[1]]))

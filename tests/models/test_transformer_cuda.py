@@ -1,0 +1,63 @@
+"""The transformer on a CUDA device: the CPU's answers, and no waiting for the device inside a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unmask.cache.kv import KVCache
+from unmask.models.loading import load_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("no_grad"),
+]
+TOKENS = torch.arange(40).reshape(2, 20)
+LENGTHS = torch.tensor([20, 13])
+
+
+@pytest.fixture(params=["llada_folder", "dream_folder"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def never_waiting() -> Iterator[Any]:
+    def start() -> None:
+        torch.cuda.set_sync_debug_mode("error")
+
+    yield start
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_cuda_device_gives_the_logits_and_maps_of_the_cpu(folder: Path, ragged: bool) -> None:
+    here, there = (load_model(folder, device=device, dtype="float32").model for device in ("cpu", "cuda"))
+    lengths = LENGTHS if ragged else None
+    expected = here.predict(TOKENS, lengths=lengths, attention_layers=range(2))
+    found = there.predict(TOKENS.cuda(), lengths=None if lengths is None else lengths.cuda(), attention_layers=range(2))
+    torch.testing.assert_close(found.logits[0].cpu(), expected.logits[0], atol=2e-3, rtol=0.0)
+    torch.testing.assert_close(found.logits[1, :13].cpu(), expected.logits[1, :13], atol=2e-3, rtol=0.0)
+    torch.testing.assert_close(found.attention.cpu(), expected.attention, atol=2e-3, rtol=0.0)
+
+
+def test_the_checkpoints_dtype_is_the_default(folder: Path) -> None:
+    assert load_model(folder, device="cuda").model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pass_never_waits_for_the_device(folder: Path, never_waiting: Any, dtype: str) -> None:
+    model = load_model(folder, device="cuda", dtype=dtype).model
+    tokens, lengths, cache = TOKENS.cuda(), LENGTHS.cuda(), KVCache()
+    block = torch.arange(4, 8, device="cuda").expand(2, -1)
+    shadow = None if model.spec.shifted else block
+    model.predict(tokens)  # the rotary table is made here
+    never_waiting()
+    model.predict(tokens, lengths=lengths, at=block, attention_layers=range(2), shadow=shadow)
+    model.predict(tokens, lengths=lengths, cache=cache)
+    model.predict(tokens, lengths=lengths, cache=cache, queries=block, at=block)

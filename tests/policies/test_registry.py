@@ -1,0 +1,115 @@
+import sys
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from types import ModuleType
+
+import pytest
+
+from unmask import policies, registry
+from unmask.errors import UnmaskError
+from unmask.policies.base import registry as policy_registry
+from unmask.settings import Settings
+from unmask.types import Decision, StepView
+
+OURS = ["dapd", "dawn", "eb", "entropy", "factor", "fixed", "klass", "local_leap"]
+OURS += ["margin", "mean_field", "random", "threshold", "wino"]
+
+
+def test_our_policies_are_installed():
+    assert set(OURS) <= set(policies.names())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_no_parameter_has_the_name_of_a_setting(name):
+    assert not set(policies.describe(policies.get(name))) & set(Settings().to_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("meanfield", {}, "unknown policy 'meanfield'; did you mean 'mean_field'?"),
+        ("mean_field", {"treshold": 0.9}, "unknown parameter of mean_field 'treshold'; did you mean 'threshold'?"),
+        ("mean_field", {"interaction": "jds"}, "unknown interaction 'jds'; did you mean 'jsd'?"),
+        ("mean_field", {"iterations": 2.5}, "iterations must be a whole number of at least 0, got 2.5"),
+        ("mean_field", {"vocabulary": 0}, "vocabulary must be a whole number of at least"),
+        ("threshold", {"threshold": 1.5}, "threshold must be a number in (0, 1], got 1.5"),
+        ("threshold", {"threshold": 0}, "threshold must be a number in (0, 1], got 0"),
+        ("threshold", {"threshold": float("nan")}, "threshold must be a number in (0, 1], got nan"),
+        ("threshold", {"threshold": True}, "threshold must be a number in (0, 1], got True"),
+        ("threshold", {"threshold": "high"}, "threshold must be a number in (0, 1], got 'high'"),
+        ("fixed", {"tokens_per_pass": 0}, "tokens_per_pass must be a whole number of at least 1, got 0"),
+        ("entropy", {"schedule": "dreams"}, "unknown schedule 'dreams'; did you mean 'dream'?"),
+        ("factor", {"factor": 0.0}, "factor must be a number in (0, inf), got 0.0"),
+        ("factor", {"reference_quirks": 1}, "reference_quirks must be true or false, got 1"),
+        ("eb", {"gamma": -0.1}, "gamma must be a number in [0, inf), got -0.1"),
+        ("eb", {"order": "margins"}, "unknown order 'margins'; did you mean 'margin'?"),
+        ("klass", {"history": 0}, "history must be a whole number of at least 1, got 0"),
+        ("klass", {"convention": "lada"}, "unknown convention 'lada'; did you mean 'llada'?"),
+        ("local_leap", {"radius": -1}, "radius must be a whole number of at least 0, got -1"),
+        ("dawn", {"tau_edge": 0.0}, "tau_edge must be a number in (0, 1], got 0.0"),
+        ("dapd", {"variant": None}, "unknown variant 'None'"),
+        ("wino", {"verify_threshold": 2}, "verify_threshold must be a number in [0, 1], got 2"),
+    ],
+)
+def test_a_wrong_value_is_answered_in_one_line(name, params, message):
+    with pytest.raises(UnmaskError) as error:
+        policies.get(name, **params)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_a_whole_number_will_do_where_a_number_is_meant():
+    assert policies.Threshold(threshold=1) == policies.Threshold(threshold=1.0)
+    assert policies.describe(policies.Factor(factor=2)) == {"name": "factor", "factor": 2.0, "reference_quirks": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftmost(policies.Policy):
+    """Somebody else's policy."""
+
+    count: int = 1
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        place = view.masked.cumsum(-1)
+        return Decision(commit=view.masked & (place <= self.count), score=-place.float()), None
+
+
+@pytest.fixture
+def plugins(monkeypatch):
+    """Entry points as an installed distribution would declare them; the registry forgets them afterwards."""
+    module = ModuleType("somebody_elses")
+    module.Leftmost = Leftmost
+    points = [
+        EntryPoint("leftmost", "somebody_elses:Leftmost", "unmask.policies"),
+        EntryPoint("broken", "somebody_elses:Missing", "unmask.policies"),
+        EntryPoint("threshold", "somebody_elses:Leftmost", "unmask.policies"),
+    ]
+    monkeypatch.setitem(sys.modules, "somebody_elses", module)
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [p for p in points if p.group == group])
+    monkeypatch.setattr(policy_registry, "_classes", dict(policy_registry._classes))
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_policy_from_an_entry_point_has_the_same_standing():
+    assert "leftmost" in policies.names()
+    policy = policies.get("leftmost", count=2)
+    assert policy == Leftmost(count=2)
+    assert policies.describe(policy) == {"name": "leftmost", "count": 2}
+    assert policies.get(**policies.describe(policy)) == policy
+    assert policies.preset("leftmost", "llada") == Leftmost()
+    assert policies.preset_settings("leftmost", "dream") == {}
+    assert policy.needs == frozenset()
+    with pytest.raises(UnmaskError, match="did you mean 'count'"):
+        policies.get("leftmost", counts=2)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_broken_plug_in_troubles_only_those_who_ask_for_it():
+    assert policies.get("threshold") == policies.Threshold()
+    with pytest.raises(UnmaskError, match="the plug-in 'somebody_elses:Missing' for policy 'broken' failed"):
+        policies.get("broken")
+
+
+def test_a_name_can_be_registered_once():
+    with pytest.raises(UnmaskError, match="policy 'threshold' is registered twice"):
+        policies.register("threshold")(Leftmost)

@@ -1,0 +1,163 @@
+"""The command line as a user meets it: what it prints where, and with which exit status."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from unmask.cli import run
+from unmask.models.toy import SENTENCE
+from unmask.trace.record import Trace
+
+
+@pytest.fixture(autouse=True)
+def no_stdin(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+
+
+def test_a_prompt_is_continued_on_stdout(capsys):
+    assert run(["generate", "Hello", "--max-tokens", "30"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == SENTENCE[:30] + "\n"
+    assert captured.err == ""
+
+
+def test_several_prompts_are_one_batch_and_json_is_one_object_per_line(capsys):
+    assert run(["generate", "a", "bb", "--max-tokens", "12", "--json", "--policy", "fixed"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["usage"]["prompt_tokens"] for line in lines] == [2, 3]
+    assert all(line["usage"]["forward_passes"] == 12 for line in lines)
+    assert set(lines[0]) == {"text", "token_ids", "finish_reason", "usage", "canvas_ids", "step_map"}
+
+
+def test_prompts_come_from_files_and_pipes(capsys, monkeypatch, tmp_path):
+    plain, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
+    plain.write_text("one\n")
+    lines.write_text('"two"\n\n{"prompt": "three!"}\n')
+    assert run(["generate", "--file", str(plain), "--file", str(lines), "--max-tokens", "4", "--json"]) == 0
+    counts = [json.loads(line)["usage"]["prompt_tokens"] for line in capsys.readouterr().out.splitlines()]
+    assert counts == [4, 4, 7]
+    monkeypatch.setattr("sys.stdin", io.StringIO("piped\n"))
+    assert run(["generate", "--max-tokens", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"] == 6
+
+
+def test_settings_and_policy_fields_are_flags(capsys, tmp_path):
+    path = tmp_path / "t.jsonl"
+    flags = ["--policy", "threshold", "--set", "threshold=0.7", "--block-size", "8", "--stop", "x", "--stop", "y"]
+    flags += ["--early-stop", "--top-k", "3", "--stop-token-ids", "4", "--trace", str(path), "--trace-overlap"]
+    assert run(["generate", "Hi", "--max-tokens", "9", *flags]) == 0
+    header = Trace.load(path).header
+    assert header["policy"] == {"name": "threshold", "threshold": 0.7}
+    settings = header["settings"]
+    assert (settings["block_size"], settings["stop"], settings["stop_token_ids"]) == (8, ["x", "y"], [4])
+    assert settings["early_stop"] is True
+
+
+def test_infill_fills_the_masks_of_the_prompt(capsys):
+    assert run(["generate", "--infill", "<|answer|>Every m[MASK]sked [MASK]etter"]) == 0
+    assert capsys.readouterr().out == "Every masked letter\n"
+
+
+def test_a_trace_of_several_prompts_is_one_file(tmp_path, capsys):
+    path = tmp_path / "t.jsonl"
+    assert run(["generate", "a", "b", "--max-tokens", "5", "--trace", str(path)]) == 0
+    assert [result["row"] for result in Trace.load(path).results] == [0, 1]
+
+
+def test_policies_are_listed_with_their_defaults(capsys):
+    assert run(["policies", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["mean_field"]["parameters"]["threshold"] == 0.85
+    assert rows["dawn"]["needs"] == ["attention", "sequence_logits"]
+    assert run(["policies"]) == 0
+    assert "local_leap" in capsys.readouterr().out
+
+
+WRONG = {
+    "unknown policy": (["generate", "x", "--policy", "meanfield"], "did you mean 'mean_field'?"),
+    "unknown policy field": (["generate", "x", "--set", "treshold=1"], "did you mean 'threshold'?"),
+    "policy field out of range": (["generate", "x", "--set", "threshold=7"], "threshold must be"),
+    "policy field without a value": (["generate", "x", "--set", "threshold"], "KEY=VALUE"),
+    "policy field twice": (["generate", "x", "--set", "threshold=.5", "--set", "threshold=.6"], "given twice"),
+    "setting as a policy field": (["generate", "x", "--set", "max_tokens=5"], "unknown parameter"),
+    "unknown flag": (["generate", "x", "--max-token", "5"], "--max-tokens"),
+    "not a number": (["generate", "x", "--temperature", "hot"], "--temperature"),
+    "setting out of range": (["generate", "x", "--top-p", "0"], "top_p must be in (0, 1]"),
+    "unknown cache": (["generate", "x", "--cache", "dul"], "did you mean 'dual'?"),
+    "malformed refresh": (["generate", "x", "--refresh", "often"], "refresh must be"),
+    "missing folder": (["generate", "x", "--model", "./no/such/folder"], "no such folder"),
+    "prompt too long": (["generate", "x" * 5000], "4096 positions"),
+    "missing file": (["generate", "--file", "no-such-file"], "cannot read no-such-file"),
+    "no prompt": (["generate"], "no prompt"),
+    "mask in a prompt": (["generate", "[MASK]"], "use infill"),
+    "nothing to infill": (["generate", "--infill", "x"], "no mask to fill"),
+    "cache that the policy cannot use": (["generate", "x", "--policy", "dawn", "--cache", "dual"], "dawn needs"),
+    "unwritable trace": (["generate", "x", "--trace", "no/such/folder/t.jsonl"], "cannot write"),
+    "overlap without a trace": (["generate", "x", "--trace-overlap"], "--trace FILE"),
+    "unknown command": (["generat"], "generate"),
+    "unknown device": (["generate", "x", "--device", "gpu"], "unknown device"),
+    "unknown dtype": (["generate", "x", "--dtype", "float23"], "did you mean 'float32'?"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_command_gets_one_line_and_exit_status_2(case, capsys):
+    arguments, expected = WRONG[case]
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("unmask: ")
+    assert captured.err.count("\n") == 1
+    assert expected in captured.err
+
+
+def test_a_bad_line_in_a_prompt_file_is_named(tmp_path, capsys):
+    path = tmp_path / "p.jsonl"
+    path.write_text('"fine"\n{"text": "no prompt"}\n')
+    assert run(["generate", "--file", str(path)]) == 2
+    assert f"{path}:2" in capsys.readouterr().err
+
+
+def test_a_conversation_remembers_forgets_and_changes_its_policy(capsys, monkeypatch):
+    lines = "hello\n/policy\n/policy threshold threshold=0.7\n\nagain\n/reset\n/help\n/quit\nnever\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert run(["chat", "--max-tokens", "20", "--policy", "fixed"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{SENTENCE[:20]}\n" * 2
+    assert "name=fixed" in captured.err
+    assert "name=threshold threshold=0.7" in captured.err
+    assert "20 tokens, 20 forward passes" in captured.err
+
+
+def test_a_conversation_through_a_pipe_fails_on_a_bad_command(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/bogus\n"))
+    assert run(["chat"]) == 2
+    assert "unknown command '/bogus'" in capsys.readouterr().err
+
+
+def test_bench_rule_prints_both_evaluations_side_by_side(capsys):
+    arguments = ["bench", "rule", "--positions", "4", "--vocabulary", "500", "--repeats", "1"]
+    assert run([*arguments, "--json"]) == 0
+    [timing] = json.loads(capsys.readouterr().out)
+    assert timing["positions"] == 4
+    assert timing["vocabulary"] == 500
+    assert run(arguments) == 0
+    table = capsys.readouterr().out
+    assert "as printed" in table
+    assert "500" in table
+
+
+def test_text_streams_into_a_terminal():
+    primary, secondary = pty.openpty()
+    command = [sys.executable, "-m", "unmask", "generate", "Hello", "--max-tokens", "40"]
+    done = subprocess.run(command, stdin=secondary, stdout=secondary, stderr=subprocess.PIPE, timeout=120, check=True)
+    shown = os.read(primary, 4096).decode()
+    os.close(primary)
+    os.close(secondary)
+    assert shown.strip() == SENTENCE[:40].strip()
+    assert b"forward passes" in done.stderr

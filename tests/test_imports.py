@@ -1,0 +1,32 @@
+"""What importing costs, and that the public list of names is true."""
+
+import subprocess
+import sys
+
+import unmask
+
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors")
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    assert loaded_after("import unmask; unmask.Settings(max_tokens=3)") == set()
+
+
+def test_help_imports_nothing_heavy():
+    assert loaded_after("from unmask.cli import run; run(['generate', '--help']); print()") == set()
+
+
+def test_every_public_name_is_there():
+    for name in unmask.__all__:
+        assert getattr(unmask, name) is not None
+    assert set(unmask.__all__) <= set(dir(unmask))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(unmask, "lod")
