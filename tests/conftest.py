@@ -21,6 +21,9 @@ from torch import Tensor
 
 # Read by huggingface_hub when it is imported: no test may reach for the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Threads of several test workers that wait for each other make small tensors a hundred times slower.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 PLAIN_WORDS = 272  # byte letters and merges below the special tokens
 LLADA_SPECIAL = [

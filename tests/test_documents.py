@@ -27,7 +27,11 @@ def blocks(language: str) -> list:
 @pytest.mark.parametrize("block", blocks("python"))
 def test_a_python_block_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "block", "exec"), {"__name__": "block"})
+    names: dict = {"__name__": "block"}
+    exec(compile(block, "block", "exec"), names)
+    for name, value in list(names.items()):
+        if name.startswith("test_"):
+            value()
 
 
 @pytest.mark.parametrize("block", blocks("bash"))

@@ -190,12 +190,14 @@ def test_the_list_of_policies_above_is_complete():
     assert sorted([*NAMES, "threshold", "wino"]) == policies.names()
 
 
+# wino is not defined for Dream's shifted head.
+EVERYWHERE = [("llada", name) for name in (*NAMES, "threshold", "wino")]
+EVERYWHERE += [("dream", name) for name in (*NAMES, "threshold")]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("name", [*NAMES, "threshold", "wino"])
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(("family", "name"), EVERYWHERE)
 def test_a_batch_of_ragged_prompts_gives_what_each_gives_alone(family, name, temperature):
-    if family == "dream" and name == "wino":
-        pytest.skip("wino is not defined for Dream")
     model = random_model(tiny_config(family), std=0.4)
     policy = policies.preset(name, family)
     settings = Settings(temperature=temperature, top_p=0.95, seed=5)
