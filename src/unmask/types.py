@@ -39,6 +39,7 @@ class StepView:
     sequence_masked: Bool[Tensor, "b n"] | None = None
     attention: Float[Tensor, "b n n"] | None = None  # query x key, mean over heads and over the policy's layers
     shadow_logits: Float[Tensor, "b k v"] | None = None  # each position predicted without seeing its own token
+    open_at_most: int | None = None  # no row has more open positions, if that is known without asking the device
     exact_dtype: bool = False  # score in the logits' own dtype, as some public code does, instead of float32
 
     def __post_init__(self) -> None:

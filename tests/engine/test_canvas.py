@@ -39,7 +39,7 @@ def test_a_remasked_position_is_open_again_and_gets_a_new_step():
     canvas = Canvas.continuing([], 2, mask_id=MASK, block_size=2)
     canvas.write({0: 3})
     assert not canvas.write({1: 4}, remasked=(0,))
-    assert canvas.remaining() == 1
+    assert canvas.open_in_block() == 1
     canvas.write({0: 5})
     assert canvas.filled == [5, 4]
     assert canvas.step_map == {0: 2, 1: 1}

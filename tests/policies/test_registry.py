@@ -64,14 +64,25 @@ def test_a_whole_number_will_do_where_a_number_is_meant():
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftmost(policies.Policy):
-    """Somebody else's policy."""
+class Leftmost:
+    """Somebody else's policy: a dataclass, and nothing of ours."""
 
     count: int = 1
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         place = view.masked.cumsum(-1)
         return Decision(commit=view.masked & (place <= self.count), score=-place.float()), None
+
+
+def test_a_policy_needs_no_base_class_and_no_parameters():
+    class Plain:
+        def select(self, view, state=None):
+            return Leftmost().select(view, state)
+
+    assert isinstance(Plain(), policies.Policy)
+    assert policies.describe(Plain()) == {"name": "Plain"}
+    assert policies.needs_of(Plain()) == frozenset()
+    assert not policies.remasks(Plain())
 
 
 @pytest.fixture
@@ -98,7 +109,8 @@ def test_a_policy_from_an_entry_point_has_the_same_standing():
     assert policies.get(**policies.describe(policy)) == policy
     assert policies.preset("leftmost", "llada") == Leftmost()
     assert policies.preset_settings("leftmost", "dream") == {}
-    assert policy.needs == frozenset()
+    assert policies.needs_of(policy) == frozenset()
+    assert not policies.remasks(policy)
     with pytest.raises(UnmaskError, match="did you mean 'count'"):
         policies.get("leftmost", counts=2)
 

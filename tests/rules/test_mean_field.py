@@ -269,3 +269,13 @@ def test_tensors_of_the_wrong_kind_are_refused_in_one_line(logits, masked, compl
     unchecked = inspect.unwrap(mean_field_commit)  # without the shape checks that only tests have
     with pytest.raises(UnmaskError, match=complaint):
         unchecked(logits, masked)
+
+
+def test_knowing_how_many_are_open_changes_nothing_but_the_cost():
+    logits = torch.randn(3, 9, 50, generator=torch.Generator().manual_seed(1)) * 3
+    masked = torch.tensor([[1, 0, 1, 1, 0, 0, 0, 0, 1], [0] * 9, [0, 1, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    plain = mean_field_commit(logits, masked, validate=False)
+    for at_most in (4, 6, 9, 20):
+        packed = mean_field_commit(logits, masked, validate=False, open_at_most=at_most)
+        for name in ("commit", "score", "intensity", "margin", "overlap"):
+            assert torch.equal(getattr(packed, name), getattr(plain, name)), name

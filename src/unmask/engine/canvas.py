@@ -62,8 +62,8 @@ class Canvas:
     def is_open(self, span: tuple[int, int]) -> bool:
         return self.mask_id in self.tokens[slice(*span)]
 
-    def remaining(self) -> int:
-        return self.tokens.count(self.mask_id)
+    def open_in_block(self) -> int:
+        return self.tokens[slice(*self.block)].count(self.mask_id)
 
     def prefix(self, *, whole_blocks: bool) -> list[int]:
         """The filled tokens up to the first mask, or those of finished blocks only."""

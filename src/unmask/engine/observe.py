@@ -70,6 +70,7 @@ class Observer:
             sequence_masked=is_mask if sequence_logits is not None else None,
             attention=prediction.attention,
             shadow_logits=None if shadow is None else self._scored(shadow),
+            open_at_most=max(canvas.open_in_block() for canvas in window.canvases),
             exact_dtype=self.settings.reference_dtype,
         )
         broken = (masked & ~logits.amax(-1).isfinite()).any(-1)

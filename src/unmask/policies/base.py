@@ -20,21 +20,29 @@ from unmask.types import Decision, StepView
 
 @runtime_checkable
 class Policy(Protocol):
-    """A frozen dataclass whose fields are its parameters; a subclass inherits that it needs nothing and never remasks.
+    """Anything that selects positions; if it has parameters, a frozen dataclass whose fields they are.
+
+    It may also say `needs` and `remasks`, as in `Base`. One that needs attention says which layers' maps are averaged:
+    `attention_layers(n_layers) -> range`.
 
     State is None or a frozen dataclass of tensors that lead with `b`; it lives as long as the generation, and a policy
-    that starts afresh in each block does so in the rows where `view.step == 0`. A policy that needs attention also has
-    `attention_layers(n_layers) -> range`: the layers whose maps are averaged.
+    that starts afresh in each block does so in the rows where `view.step == 0`.
     """
 
     __slots__ = ()
+
+    def select(self, view: StepView, state: Any = None) -> tuple[Decision, Any]: ...
+
+
+class Base(Policy):
+    """What holds for a policy unless it says otherwise."""
+
+    __slots__ = ()
     # Parameters come from people: the policy's own checks must be the first to speak, also where types are checked.
-    __no_type_check__: ClassVar[bool] = True
+    __no_type_check__ = True
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of: sequence_logits, attention, shadow, uniform
     remasks: ClassVar[bool] = False  # may open decoded positions of the current block again
-
-    def select(self, view: StepView, state: Any = None) -> tuple[Decision, Any]: ...
 
 
 P = TypeVar("P", bound=Policy)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.policies.base import Policy, register, require
+from unmask.policies.base import Base, register, require
 from unmask.policies.greedy import compatible
 from unmask.policies.parameters import check_choice, check_number
 from unmask.policies.scores import confidence, eligible
@@ -23,7 +23,7 @@ from unmask.types import Decision, StepView
 
 @register("dapd")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dapd(Policy):
+class Dapd(Base):
     """Commit positions by confidence times degree, each unless it depends on one taken before (DAPD).
 
     'staged' adds every confident position once half of the generation is decoded; 'direct' takes certain ones aside.

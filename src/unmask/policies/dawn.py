@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask import rules
-from unmask.policies.base import Policy, register, require
+from unmask.policies.base import Base, register, require
 from unmask.policies.greedy import compatible
 from unmask.policies.parameters import check_choice, check_number
 from unmask.policies.scores import confidence
@@ -27,7 +27,7 @@ LAYERS = 4
 
 @register("dawn")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dawn(Policy):
+class Dawn(Base):
     """Commit confident positions, those that depend on an anchor, and a conflict-free choice of the rest (DAWN)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sequence_logits", "attention"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from unmask.policies import scores
-from unmask.policies.base import Policy, best_scored, order_of, register
+from unmask.policies.base import Base, best_scored, order_of, register
 from unmask.policies.parameters import check_choice, check_number
 from unmask.types import Decision, StepView
 
@@ -23,7 +23,7 @@ ORDERS = {
 
 @register("eb")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EB(Policy):
+class EB(Base):
     """Commit as many of the best positions as keep their entropies, less the largest, within `gamma` (EB-Sampler)."""
 
     gamma: float = 0.1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.policies.base import Policy, best_scored, register
+from unmask.policies.base import Base, best_scored, register
 from unmask.policies.parameters import check_flag, check_number
 from unmask.policies.scores import confidence, eligible
 from unmask.types import Decision, StepView
@@ -14,7 +14,7 @@ from unmask.types import Decision, StepView
 
 @register("factor")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Factor(Policy):
+class Factor(Base):
     """Commit the n most confident positions for the largest n with (n + 1)(1 - c_n) < factor (Fast-dLLM).
 
     `reference_quirks` does as the public code does: when only the last position fails the test, it is committed too.

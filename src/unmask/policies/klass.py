@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask import rules
-from unmask.policies.base import Policy, best_scored, register, require
+from unmask.policies.base import Base, best_scored, register, require
 from unmask.policies.parameters import check_choice, check_number, check_whole
 from unmask.policies.schedule import even_count
 from unmask.policies.scores import confidence, eligible
@@ -34,7 +34,7 @@ class Drift:
 
 @register("klass")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Klass(Policy):
+class Klass(Base):
     """Commit every position that is stable and confident, else the most confident ones (KLASS)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sequence_logits"})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.policies.base import Policy, register
+from unmask.policies.base import Base, register
 from unmask.policies.parameters import check_number, check_whole
 from unmask.policies.scores import confidence
 from unmask.types import Decision, StepView
@@ -14,7 +14,7 @@ from unmask.types import Decision, StepView
 
 @register("local_leap")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalLeap(Policy):
+class LocalLeap(Base):
     """Commit at `threshold`, or at `relaxed_threshold` within `radius` of a position that meets it (LocalLeap)."""
 
     threshold: float = 0.9

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from unmask import rules
-from unmask.policies.base import Policy, register
+from unmask.policies.base import Base, register
 from unmask.policies.parameters import check_choice, check_number, check_whole
 from unmask.policies.scores import eligible
 from unmask.rules.validation import FALLBACKS, INTERACTIONS, NORMALIZERS
@@ -19,7 +19,7 @@ from unmask.types import Decision, StepView
 
 @register("mean_field")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeanField(Policy):
+class MeanField(Base):
     """Commit where the mean-field intensity reaches `threshold` (Mean-Field Parallel Decoding, Algorithm 1)."""
 
     threshold: float = 0.85
@@ -52,6 +52,7 @@ class MeanField(Policy):
             normalize=self.normalize,
             fallback=self.fallback,
             vocabulary=self.vocabulary,
+            open_at_most=view.open_at_most,
             validate=False,
         )
         score = result.score.where(active, -torch.inf)

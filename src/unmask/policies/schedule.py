@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.policies.base import Policy, best_scored
+from unmask.policies.base import Base, best_scored
 from unmask.policies.parameters import check_choice, check_whole
 from unmask.policies.scores import eligible
 from unmask.types import Decision, StepView
@@ -52,7 +52,7 @@ class BlockStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduled(Policy):
+class Scheduled(Base):
     """Commit the best-scored positions, as many as the schedule says."""
 
     tokens_per_pass: int = 1

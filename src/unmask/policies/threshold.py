@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.policies.base import Policy, register
+from unmask.policies.base import Base, register
 from unmask.policies.parameters import check_number
 from unmask.policies.scores import confidence
 from unmask.types import Decision, StepView
@@ -12,7 +12,7 @@ from unmask.types import Decision, StepView
 
 @register("threshold")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold(Policy):
+class Threshold(Base):
     """Commit every position whose proposed token has probability at least `threshold` (Fast-dLLM)."""
 
     threshold: float = 0.9

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unmask import rules
 from unmask.errors import UnmaskError
-from unmask.policies.base import Policy, best_scored, register, require
+from unmask.policies.base import Base, best_scored, register, require
 from unmask.policies.parameters import check_number
 from unmask.policies.scores import confidence
 from unmask.types import Decision, StepView
@@ -32,7 +32,7 @@ class Drafted:
 
 @register("wino")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wino(Policy):
+class Wino(Base):
     """Commit above `draft_threshold`, and open again what the shadow gives less than `verify_threshold` (WINO)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"shadow"})

@@ -49,6 +49,7 @@ def mean_field_commit(
     normalize: str = "max",
     fallback: str = "field",
     vocabulary: int | None = None,
+    open_at_most: int | None = None,
     validate: bool = True,
     diagnostics: bool = False,
 ) -> MeanFieldCommit:
@@ -56,12 +57,12 @@ def mean_field_commit(
 
     `interaction='uniform'` sets every D_ij to `uniform_weight`, 'none' to 0. `vocabulary=K` compares every row's K best
     tokens and merges the rest. `validate=False` trusts the logits and brings nothing to the host, as a captured graph
-    needs; closed positions then cost as much as open ones.
+    needs; closed positions then cost as much as open ones, unless `open_at_most` says how many of a row can be open.
     """
     check_mean_field(threshold, iterations, interaction, uniform_weight, normalize, fallback, vocabulary)
     check_tensors(logits, masked)
     logits = logits.detach()
-    index = open_first(masked) if validate else None
+    index = open_first(masked, open_at_most) if validate or open_at_most is not None else None
     rows, is_open = (logits, masked) if index is None else (pick(logits, index), pick(masked, index))
     if validate:
         check_rows(rows, is_open, index)
