@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unmask import integrations, policies, rules, types
     from unmask.engine.figures import Detail
-    from unmask.engine.generator import Generator, load
+    from unmask.engine.generator import Generator
+    from unmask.engine.load import load
     from unmask.errors import UnmaskError
     from unmask.settings import Settings
     from unmask.trace.record import Trace
@@ -43,7 +44,7 @@ _HOMES = {
     "Settings": "unmask.settings",
     "Trace": "unmask.trace.record",
     "UnmaskError": "unmask.errors",
-    "load": "unmask.engine.generator",
+    "load": "unmask.engine.load",
 }
 _MODULES = ("integrations", "policies", "rules", "types")
 

@@ -66,7 +66,7 @@ def generate(
     with terminal.progress() as on_step:
         outputs = call(texts, policy=chosen, settings=settings, trace=detail, batch_size=batch_size, on_step=on_step)
     if trace:
-        type(outputs[0].trace).join([output.trace for output in outputs]).save(trace)
+        flags.save_traces(outputs, trace)
     for output in outputs:
         print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unmask.engine.figures import Detail
     from unmask.engine.generator import Generator
     from unmask.policies import Policy
+    from unmask.types import Output
 
 DEFAULT_MODEL = "toy"
 
@@ -102,7 +103,7 @@ def _prompt_in(line: str, place: str) -> str:
 
 
 def load(model: str, *, device: str | None, dtype: str | None, revision: str | None) -> Generator:
-    from unmask.engine.generator import load as load_generator
+    from unmask.engine.load import load as load_generator
 
     return load_generator(model, device=device, dtype=dtype, revision=revision)
 
@@ -148,3 +149,10 @@ def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
     from unmask.engine.figures import Detail
 
     return Detail(overlap=overlap)
+
+
+def save_traces(outputs: list[Output], path: Path) -> None:
+    """All traces of a run in one file."""
+    from unmask.trace.record import Trace
+
+    Trace.join([output.trace for output in outputs if output.trace is not None]).save(path)

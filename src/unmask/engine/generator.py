@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,6 @@ from unmask.engine.request import Plan, plan
 from unmask.engine.text import TextStream
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.base import LoadedModel
-from unmask.models.loading import load_model
 from unmask.policies import Policy, remasks
 from unmask.settings import Settings
 from unmask.trace.record import Trace
@@ -31,30 +30,6 @@ from unmask.types import Output, StepEvent, StreamEvent, Usage
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
 Message: TypeAlias = dict[str, str]
-
-
-def load(
-    path_or_name: str,
-    *,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    quantize: str | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | None = None,
-) -> Generator:
-    """A generator for a checkpoint folder, a hub name, or a model that the package carries ('toy')."""
-    return Generator(
-        load_model(
-            path_or_name,
-            device=device,
-            dtype=dtype,
-            quantize=quantize,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-        )
-    )
 
 
 class Generator:
@@ -69,6 +44,12 @@ class Generator:
         self.codec = loaded.codec
         self.spec = loaded.model.spec
 
+    @overload
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Output: ...
+
+    @overload
+    def generate(self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Output]: ...
+
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -79,13 +60,19 @@ class Generator:
         batch_size: int = 32,
         on_step: Callable[[StepEvent], None] | None = None,
         **shorthand: Any,
-    ) -> Any:
+    ) -> Output | list[Output]:
         """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts."""
         prompts, single = _as_batch(prompt)
         outputs = self._continue(
             [self._encode(p) for p in prompts], policy, settings, shorthand, trace, batch_size, on_step
         )
         return outputs[0] if single else outputs
+
+    @overload
+    def chat(self, messages: Sequence[Message], **options: Any) -> Output: ...
+
+    @overload
+    def chat(self, messages: Sequence[Sequence[Message]], **options: Any) -> list[Output]: ...
 
     def chat(
         self,
@@ -97,13 +84,19 @@ class Generator:
         batch_size: int = 32,
         on_step: Callable[[StepEvent], None] | None = None,
         **shorthand: Any,
-    ) -> Any:
+    ) -> Output | list[Output]:
         """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list."""
         single = not messages or isinstance(messages[0], dict)
         conversations = [messages] if single else messages
         ids = [self.codec.chat(conversation) for conversation in conversations]  # ty: ignore[invalid-argument-type]
         outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, on_step)
         return outputs[0] if single else outputs
+
+    @overload
+    def infill(self, text: str | Sequence[int], **options: Any) -> Output: ...
+
+    @overload
+    def infill(self, text: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Output]: ...
 
     def infill(
         self,
@@ -115,7 +108,7 @@ class Generator:
         batch_size: int = 32,
         on_step: Callable[[StepEvent], None] | None = None,
         **shorthand: Any,
-    ) -> Any:
+    ) -> Output | list[Output]:
         """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled."""
         texts, single = _as_batch(text)
         job = plan(self.spec, policy, settings, shorthand)
