@@ -20,14 +20,14 @@ def no_stdin(monkeypatch):
 
 
 def test_a_prompt_is_continued_on_stdout(capsys):
-    assert run(["generate", "Hello", "--max-tokens", "30"]) == 0
+    assert run(["generate", "--model", "toy", "Hello", "--max-tokens", "30"]) == 0
     captured = capsys.readouterr()
     assert captured.out == SENTENCE[:30] + "\n"
     assert captured.err == ""
 
 
 def test_several_prompts_are_one_batch_and_json_is_one_object_per_line(capsys):
-    assert run(["generate", "a", "bb", "--max-tokens", "12", "--json", "--policy", "fixed"]) == 0
+    assert run(["generate", "--model", "toy", "a", "bb", "--max-tokens", "12", "--json", "--policy", "fixed"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["usage"]["prompt_tokens"] for line in lines] == [2, 3]
     assert all(line["usage"]["forward_passes"] == 12 for line in lines)
@@ -38,11 +38,14 @@ def test_prompts_come_from_files_and_pipes(capsys, monkeypatch, tmp_path):
     plain, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
     plain.write_text("one\n")
     lines.write_text('"two"\n\n{"prompt": "three!"}\n')
-    assert run(["generate", "--file", str(plain), "--file", str(lines), "--max-tokens", "4", "--json"]) == 0
+    assert (
+        run(["generate", "--model", "toy", "--file", str(plain), "--file", str(lines), "--max-tokens", "4", "--json"])
+        == 0
+    )
     counts = [json.loads(line)["usage"]["prompt_tokens"] for line in capsys.readouterr().out.splitlines()]
     assert counts == [4, 4, 7]
     monkeypatch.setattr("sys.stdin", io.StringIO("piped\n"))
-    assert run(["generate", "--max-tokens", "4", "--json"]) == 0
+    assert run(["generate", "--model", "toy", "--max-tokens", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"] == 6
 
 
@@ -50,7 +53,7 @@ def test_settings_and_policy_fields_are_flags(capsys, tmp_path):
     path = tmp_path / "t.jsonl"
     flags = ["--policy", "threshold", "--set", "threshold=0.7", "--block-size", "8", "--stop", "x", "--stop", "y"]
     flags += ["--early-stop", "--top-k", "3", "--stop-token-ids", "4", "--trace", str(path), "--trace-overlap"]
-    assert run(["generate", "Hi", "--max-tokens", "9", *flags]) == 0
+    assert run(["generate", "--model", "toy", "Hi", "--max-tokens", "9", *flags]) == 0
     header = Trace.load(path).header
     assert header["policy"] == {"name": "threshold", "threshold": 0.7}
     settings = header["settings"]
@@ -59,14 +62,26 @@ def test_settings_and_policy_fields_are_flags(capsys, tmp_path):
 
 
 def test_infill_fills_the_masks_of_the_prompt(capsys):
-    assert run(["generate", "--infill", "<|answer|>Every m[MASK]sked [MASK]etter"]) == 0
+    assert run(["generate", "--model", "toy", "--infill", "<|answer|>Every m[MASK]sked [MASK]etter"]) == 0
     assert capsys.readouterr().out == "Every masked letter\n"
 
 
 def test_a_trace_of_several_prompts_is_one_file(tmp_path, capsys):
     path = tmp_path / "t.jsonl"
-    assert run(["generate", "a", "b", "--max-tokens", "5", "--trace", str(path)]) == 0
+    assert run(["generate", "--model", "toy", "a", "b", "--max-tokens", "5", "--trace", str(path)]) == 0
     assert [result["row"] for result in Trace.load(path).results] == [0, 1]
+
+
+def test_the_embedded_model_answers_without_any_flag(capsys):
+    assert run(["generate", "Countdown: 3,4,5,12"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip().endswith("=12")
+    assert captured.err == ""
+
+
+def test_a_prompt_that_the_embedded_model_does_not_know_is_answered_with_a_note(capsys):
+    assert run(["generate", "Tell me a story", "--max-tokens", "8"]) == 0
+    assert "load a real checkpoint with --model" in capsys.readouterr().err
 
 
 def test_policies_are_listed_with_their_defaults(capsys):
@@ -108,6 +123,8 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_command_gets_one_line_and_exit_status_2(case, capsys):
     arguments, expected = WRONG[case]
+    if arguments[0] == "generate" and "--model" not in arguments:
+        arguments = [*arguments, "--model", "toy"]
     assert run(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -119,14 +136,14 @@ def test_a_wrong_command_gets_one_line_and_exit_status_2(case, capsys):
 def test_a_bad_line_in_a_prompt_file_is_named(tmp_path, capsys):
     path = tmp_path / "p.jsonl"
     path.write_text('"fine"\n{"text": "no prompt"}\n')
-    assert run(["generate", "--file", str(path)]) == 2
+    assert run(["generate", "--model", "toy", "--file", str(path)]) == 2
     assert f"{path}:2" in capsys.readouterr().err
 
 
 def test_a_conversation_remembers_forgets_and_changes_its_policy(capsys, monkeypatch):
     lines = "hello\n/policy\n/policy threshold threshold=0.7\n\nagain\n/reset\n/help\n/quit\nnever\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    assert run(["chat", "--max-tokens", "20", "--policy", "fixed"]) == 0
+    assert run(["chat", "--model", "toy", "--max-tokens", "20", "--policy", "fixed"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{SENTENCE[:20]}\n" * 2
     assert "name=fixed" in captured.err
@@ -136,7 +153,7 @@ def test_a_conversation_remembers_forgets_and_changes_its_policy(capsys, monkeyp
 
 def test_a_conversation_through_a_pipe_fails_on_a_bad_command(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("/bogus\n"))
-    assert run(["chat"]) == 2
+    assert run(["chat", "--model", "toy"]) == 2
     assert "unknown command '/bogus'" in capsys.readouterr().err
 
 
@@ -154,7 +171,7 @@ def test_bench_rule_prints_both_evaluations_side_by_side(capsys):
 
 def test_text_streams_into_a_terminal():
     primary, secondary = pty.openpty()
-    command = [sys.executable, "-m", "unmask", "generate", "Hello", "--max-tokens", "40"]
+    command = [sys.executable, "-m", "unmask", "generate", "--model", "toy", "Hello", "--max-tokens", "40"]
     done = subprocess.run(command, stdin=secondary, stdout=secondary, stderr=subprocess.PIPE, timeout=120, check=True)
     shown = os.read(primary, 4096).decode()
     os.close(primary)

@@ -58,6 +58,7 @@ def generate(
     flags.check_writable(trace)
     llm = flags.load(model, device=device, dtype=dtype, revision=revision)
     chosen = flags.choose_policy(llm, policy, set_)
+    terminal.note(flags.about_model(model, texts))
     if len(texts) == 1 and sys.stdout.isatty() and not (as_json or infill or trace):
         terminal.show_stream(llm.stream(texts[0], policy=chosen, settings=settings))
         return

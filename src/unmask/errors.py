@@ -27,5 +27,9 @@ class CheckpointError(UnmaskError):
     """A checkpoint that is missing, damaged, or of a kind that we do not run."""
 
 
+class WorkFailed(UnmaskError):
+    """A request that was fine, and work that went wrong all the same; the command line exits with 1."""
+
+
 class OutOfMemory(UnmaskError):
     """More memory is needed than is free."""

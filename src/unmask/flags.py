@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
-import yaml
 
 from unmask.errors import UnmaskError
 from unmask.settings import Settings
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from unmask.policies import Policy
     from unmask.types import Output
 
-DEFAULT_MODEL = "toy"
+DEFAULT_MODEL = "tiny"
 
-Model = Annotated[str, typer.Option(help="Checkpoint folder, hub name, or 'toy'.")]
+Model = Annotated[str, typer.Option(help="Checkpoint folder, hub name, 'tiny' or 'toy'.")]
 PolicyName = Annotated[
     str | None, typer.Option(help="Which positions to commit: see `unmask policies`. [default: mean_field]")
 ]
@@ -37,30 +37,36 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def with_settings(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every field of Settings; what was typed arrives as its first argument."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     hints = get_type_hints(Settings)
-    flags = [_flag(item.name, hints[item.name], item) for item in fields(Settings)]
+    flags = [_flag(item.name, hints[item.name], item, defaults) for item in fields(Settings)]
 
-    @wraps(command)
-    def wrapper(**values: Any) -> None:
-        typed = {item.name: values.pop(item.name) for item in fields(Settings)}
-        command(Settings(**{name: value for name, value in typed.items() if value is not None}), **values)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
-    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    wrapper.__signature__ = inspect.Signature([*keyword, *flags])  # ty: ignore[missing-attribute]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *flags]}
-    del wrapper.__wrapped__
-    return wrapper
+        @wraps(command)
+        def wrapper(**values: Any) -> None:
+            typed = {item.name: values.pop(item.name) for item in fields(Settings)}
+            command(
+                Settings(**defaults | {name: value for name, value in typed.items() if value is not None}), **values
+            )
+
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        wrapper.__signature__ = inspect.Signature([*keyword, *flags])  # ty: ignore[missing-attribute]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *flags]}
+        del wrapper.__wrapped__
+        return wrapper
+
+    return decorate
 
 
-def _flag(name: str, hint: Any, item: Any) -> inspect.Parameter:
+def _flag(name: str, hint: Any, item: Any, defaults: dict[str, Any]) -> inspect.Parameter:
     if get_origin(hint) is Sequence:
         hint = list[get_args(hint)[0]]  # ty: ignore[invalid-type-form]
-    help_text = item.metadata["help"]
-    if item.default not in (None, (), False, True):
-        help_text += f" [default: {item.default}]"
+    help_text, default = item.metadata["help"], defaults.get(name, item.default)
+    if default is not None and default != ():
+        help_text += f" [default: {str(default).lower() if isinstance(default, bool) else default}]"
     annotation = Annotated[hint | None, typer.Option(help=help_text)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -70,16 +76,21 @@ def read_prompts(typed: list[str] | None, files: list[Path] | None) -> list[str]
     prompts = list(typed or [])
     for path in files or []:
         prompts += _prompts_in(path)
-    if not prompts and not sys.stdin.isatty():
-        prompts = _prompts_in(Path("-"))
-    if not any(prompts):
+    if not prompts and sys.stdin is not None and not sys.stdin.isatty():
+        prompts = [text for text in _prompts_in(Path("-")) if text]
+    if not prompts:
         raise UnmaskError("no prompt: give one as an argument, with --file, or through a pipe")
+    if "" in prompts:
+        raise UnmaskError(f"prompt {prompts.index('') + 1} of {len(prompts)} is empty")
     return prompts
 
 
 def _prompts_in(path: Path) -> list[str]:
     if str(path) == "-":
-        return [sys.stdin.read().removesuffix("\n")]
+        try:
+            return [sys.stdin.read().removesuffix("\n")]
+        except UnicodeDecodeError as error:
+            raise UnmaskError("standard input is not UTF-8 text") from error
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -108,29 +119,47 @@ def load(model: str, *, device: str | None, dtype: str | None, revision: str | N
     return load_generator(model, device=device, dtype=dtype, revision=revision)
 
 
+def about_model(model: str, prompts: list[str]) -> str | None:
+    """What to tell somebody who asks the embedded model for more than it was trained for."""
+    from unmask import tasks
+
+    prefixes = [tasks.get(name).prefix for name in tasks.names()]
+    if model != "tiny" or all(prompt.startswith(tuple(prefixes)) for prompt in prompts):
+        return None
+    known = ", ".join(repr(prefix.strip()) for prefix in prefixes)
+    return f"tiny is a small model that only knows prompts beginning with {known}; load a real checkpoint with --model"
+
+
 def choose_policy(llm: Generator, name: str | None, pairs: list[str] | None) -> Policy:
     """The family's preset of the named policy, with the fields given by `--set` changed."""
     from unmask import policies
     from unmask.engine.request import DEFAULT_POLICY, preset_name
 
-    preset = policies.preset(name or DEFAULT_POLICY, preset_name(llm.spec))
+    preset = policies.preset(DEFAULT_POLICY if name is None else name, preset_name(llm.spec))
     return policies.get(**policies.describe(preset) | parse_fields(pairs or []))
 
 
 def parse_fields(pairs: list[str]) -> dict[str, Any]:
-    """key=value pairs, the values read as YAML scalars, as in a recipe."""
+    """key=value pairs; a value is a number, true, false, none or a word."""
     values: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise UnmaskError(f"--set takes KEY=VALUE, got {pair!r}")
+        if not equals or not key or key == "name":
+            raise UnmaskError(f"--set takes KEY=VALUE with a parameter of the policy, got {pair!r}")
         if key in values:
             raise UnmaskError(f"--set {key} is given twice")
-        try:
-            values[key] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UnmaskError(f"--set {key}: cannot read the value {text!r}") from error
+        values[key] = _parse_value(text)
     return values
+
+
+def _parse_value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
 def check_writable(path: Path | None) -> None:

@@ -45,6 +45,9 @@ class Registry(Generic[T]):
                 self._classes[name] = plugin.load()
             except Exception as error:
                 raise UnmaskError(f"the plug-in {plugin.value!r} for {self.kind} {name!r} failed: {error}") from error
+            if not isinstance(self._classes[name], type):
+                del self._classes[name]
+                raise UnmaskError(f"the plug-in {plugin.value!r} for {self.kind} {name!r} is not a class")
         return self._classes[name]
 
     def build(self, name: str, params: dict[str, Any]) -> T:
@@ -54,7 +57,10 @@ class Registry(Generic[T]):
         for param in params:
             if param not in known:
                 raise UnknownName(f"parameter of {name}", param, known)
-        return cls(**params)
+        try:
+            return cls(**params)
+        except TypeError as error:
+            raise UnmaskError(f"{self.kind} {name!r} cannot be built: {error}") from error
 
     def name_of(self, instance: T) -> str:
         """The name under which the instance's class is registered, else the class's own name."""

@@ -55,6 +55,12 @@ def progress() -> Generator[Callable[[StepEvent], None]]:
         yield on_step
 
 
+def note(message: str | None) -> None:
+    """Something worth knowing, on stderr."""
+    if message:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"unmask: {message}", style="dim", markup=False)
+
+
 def status(message: str) -> AbstractContextManager[Any]:
     """A sign of life on stderr while something long runs."""
     return Console(stderr=True).status(message)

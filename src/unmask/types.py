@@ -6,7 +6,7 @@ Shapes: `b` rows, `k` positions of a block, `n` positions of the canvas, `v` voc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,7 +117,7 @@ class Output:
     usage: Usage
     canvas_ids: list[int]  # every token decoded, also past the end of the text
     step_map: list[int]  # the forward pass that committed each of `canvas_ids`
-    trace: Trace | None = None
+    trace: Trace | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without the trace."""

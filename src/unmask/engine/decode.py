@@ -20,7 +20,7 @@ from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
 from unmask.engine.window import Window
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM
 from unmask.policies import Policy, name_of, needs_of, with_progress
 from unmask.settings import Settings
@@ -149,10 +149,10 @@ class _Loop:
         canvas = self.canvases[row]
         if broken:
             place = f"forward pass {canvas.passes} of row {row}"
-            raise UnmaskError(f"the model gave no usable logits (NaN or all -inf) in {place}")
+            raise WorkFailed(f"the model gave no usable logits (NaN or all -inf) in {place}")
         self.idle[row] = 0 if moved else self.idle[row] + 1
         if self.idle[row] > len(canvas.holes):
-            raise UnmaskError("the model keeps proposing the mask token; leave suppress_mask_token on")
+            raise WorkFailed("the model keeps proposing the mask token; leave suppress_mask_token on")
 
     def _drop_finished(self) -> None:
         staying = [index for index, row in enumerate(self.live) if not self.canvases[row].finished]

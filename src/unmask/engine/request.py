@@ -60,7 +60,9 @@ def plan(spec: ModelSpec, policy: str | Policy | None, settings: Settings | None
     settings = _merged(settings, shorthand)
     family = preset_name(spec)
     if policy is None or isinstance(policy, str):
-        policy = policies.preset(policy or DEFAULT_POLICY, family)
+        policy = policies.preset(DEFAULT_POLICY if policy is None else policy, family)
+    if isinstance(policy, type) or not callable(getattr(policy, "select", None)):
+        raise UnmaskError(f"policy must be a name or a policy object, got {policy!r}")
     name = policies.name_of(policy)
     preferred = policies.preset_settings(name, family).get("block_size") if name in policies.names() else None
     max_tokens = settings.max_tokens or spec.max_tokens or DEFAULT_MAX_TOKENS
@@ -77,9 +79,18 @@ def preset_name(spec: ModelSpec) -> str:
 
 
 def _merged(settings: Settings | None, shorthand: dict[str, Any]) -> Settings:
+    if settings is not None and not isinstance(settings, Settings):
+        raise UnmaskError(
+            f"settings must be a Settings object, got {type(settings).__name__}; or give its fields as keywords"
+        )
     known = {item.name: item.default for item in fields(Settings)}
     for key in shorthand:
         if key not in known:
+            owner = next((name for name in policies.names() if key in policies.describe(policies.get(name))), None)
+            if owner is not None:
+                raise UnmaskError(
+                    f"{key} is a parameter of policies such as {owner}: pass policy=policies.get({owner!r}, {key}=...)"
+                )
             raise UnknownName("setting", key, known)
         if settings is not None and getattr(settings, key) != known[key]:
             raise UnmaskError(f"{key} is given twice: in settings and as a keyword")

@@ -34,6 +34,8 @@ PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
         "llada": {"threshold": 0.9, "relaxed_threshold": 0.75, "radius": 4},
         "dream": {"threshold": 0.9, "relaxed_threshold": 0.8, "radius": 4},
     },
+    "dapd": {"llada": {"tau_max": (0.05, 0.05, 0.15, 0.15)}, "dream": {"tau_max": (0.05, 0.05, 0.15, 0.15)}},
+    "wino": {"llada": {"draft_threshold": (0.6, 0.7, 0.7, 0.8)}},
     "dawn": {
         "llada": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": (0.75, 0.75, 0.8, 0.7)},
         "llada-1.5": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": (0.75, 0.75, 0.8, 0.75)},

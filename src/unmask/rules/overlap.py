@@ -132,7 +132,7 @@ def _overlaps(p: Float[Tensor, "n m v"]) -> Float[Tensor, "n m m"]:
 
 def _terms(p: Tensor, q: Tensor, log_p: Tensor, log_q: Tensor, scratch: Tensor) -> Tensor:
     """b ln(a / b) - (p + q) log1p(-b / (p + q)) for every token, in the scratch memory."""
-    shape = torch.broadcast_shapes(p.shape, q.shape)
+    shape = (p.shape[0], p.shape[1], q.shape[2], p.shape[3])  # torch.broadcast_shapes would import sympy
     smaller, work, terms = scratch[:, : math.prod(shape)].view(3, *shape)
     torch.minimum(p, q, out=smaller)
     torch.sub(-p, q, out=work)

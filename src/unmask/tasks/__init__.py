@@ -1,0 +1,23 @@
+"""The tiny suite: four task families with seeded generators and exact checkers. Plain Python, no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unmask.tasks.base import Item, Task, tasks
+from unmask.tasks.countdown import Countdown
+from unmask.tasks.list_functions import ListFunctions
+from unmask.tasks.sudoku import Sudoku
+from unmask.tasks.word_problems import WordProblems
+
+__all__ = ["Countdown", "Item", "ListFunctions", "Sudoku", "Task", "WordProblems", "get", "names"]
+
+
+def get(name: str, **params: Any) -> Task:
+    """The task of that name, e.g. `get("countdown", numbers=4)`."""
+    return tasks.build(name, params)
+
+
+def names() -> list[str]:
+    """The tasks that are installed."""
+    return tasks.names()

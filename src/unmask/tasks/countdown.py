@@ -1,0 +1,152 @@
+"""Countdown: reach a target from 3 or 4 numbers with + - * /, each number used exactly once.
+
+Prompt: `Countdown: 86,28,13,31,96`, the last number being the target. Answer: one equation for each step, such as
+`86+28=114,31-13=18,114-18=96`; every result is a positive integer, what a step used up is gone, any solution counts.
+Reference solutions keep one order among many equal ones: products and quotients, then what is added, then what is
+subtracted, as they come in the prompt. The split is by the numbers, whatever their order, and the target.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unmask.errors import UnmaskError
+from unmask.tasks.base import Item, draw_items, tasks
+
+PROMPT = "Countdown: "
+LARGEST, LARGEST_TARGET, LARGEST_RESULT = 99, 100, 999
+
+_STEP = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A number on the table: given (`op` empty), or the result of an operation on two others."""
+
+    number: int
+    place: int  # of its first given number in the prompt
+    op: str = ""
+    left: _Value | None = None
+    right: _Value | None = None
+
+
+@tasks.register("countdown")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Countdown:
+    """Solvable by construction: random operations are applied until one number, the target, is left."""
+
+    numbers: int | None = None  # how many are given: 2, 3 or 4; None: 3 and 4 in equal shares
+    prefix: ClassVar[str] = PROMPT
+    max_tokens: ClassVar[int] = 48
+    block_size: ClassVar[int] = 48
+
+    def __post_init__(self) -> None:
+        if self.numbers not in (None, 2, 3, 4):
+            raise UnmaskError(f"numbers must be 2, 3 or 4, got {self.numbers!r}")
+
+    def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
+        def draw(rng: random.Random) -> tuple[str, Item]:
+            count = self.numbers or rng.choice((3, 4))
+            while True:
+                given = [rng.randint(1, LARGEST) for _ in range(count)]
+                goal = _combine([_Value(number, place) for place, number in enumerate(given)], rng)
+                if goal is not None and goal.number <= LARGEST_TARGET:
+                    break
+            steps: list[str] = []
+            _write(goal, steps)
+            listed = ",".join(map(str, given))
+            content = f"{sorted(given)}:{goal.number}"
+            return content, Item(prompt=f"{PROMPT}{listed},{goal.number}", answer=",".join(steps), kind=str(count))
+
+        return draw_items(f"countdown{self.numbers or ''}", seed, n, split, draw)
+
+    def check(self, item: Item, text: str) -> bool:
+        *given, target = map(int, item.prompt.removeprefix(PROMPT).split(","))
+        table = Counter(given)
+        steps = text.strip().split(",")
+        if len(steps) != len(given) - 1:
+            return False
+        for step in steps:
+            match = _STEP.fullmatch(step)
+            if match is None:
+                return False
+            left, op, right, result = int(match[1]), match[2], int(match[3]), int(match[4])
+            used = Counter((left, right))
+            if used - table or result < 1 or not _holds(left, op, right, result):
+                return False
+            table = table - used + Counter((result,))
+        return +table == Counter((target,))
+
+    def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
+        return [self.check(item, text) for item, text in zip(items, texts, strict=True)]
+
+
+def _holds(left: int, op: str, right: int, result: int) -> bool:
+    if op == "+":
+        return left + right == result
+    if op == "-":
+        return left - right == result
+    if op == "*":
+        return left * right == result
+    return right > 0 and right * result == left
+
+
+def _combine(values: list[_Value], rng: random.Random) -> _Value | None:
+    """All values joined by random operations, or None where a draw left no sensible one."""
+    while len(values) > 1:
+        first, second = (values.pop(rng.randrange(len(values))) for _ in range(2))
+        a, b = first.number, second.number
+        if a < b:
+            first, second, a, b = second, first, b, a
+        results = {"+": a + b, "-": a - b, "*": a * b if b > 1 else 0, "/": a // b if b > 1 and a % b == 0 else 0}
+        ops = [op for op, result in results.items() if 1 <= result <= LARGEST_RESULT]
+        if not ops:
+            return None
+        op = rng.choice(ops)
+        values.append(_Value(results[op], min(first.place, second.place), op, first, second))
+    return values[0]
+
+
+def _write(value: _Value, steps: list[str]) -> None:
+    """Append the equations that make the value, in the order that the module's description promises."""
+    if value.op in ("+", "-"):
+        added: list[_Value] = []
+        taken: list[_Value] = []
+        _flatten(value, added, taken)
+        added.sort(key=_order)
+        taken.sort(key=_order)
+        for term in added + taken:
+            _write(term, steps)
+        total = added[0].number
+        for op, terms in (("+", added[1:]), ("-", taken)):
+            for term in terms:
+                result = total + term.number if op == "+" else total - term.number
+                steps.append(f"{total}{op}{term.number}={result}")
+                total = result
+    elif value.left is not None and value.right is not None:
+        left, right = value.left, value.right
+        if value.op == "*":
+            left, right = sorted((left, right), key=_order)
+        _write(left, steps)
+        _write(right, steps)
+        steps.append(f"{left.number}{value.op}{right.number}={value.number}")
+
+
+def _order(value: _Value) -> tuple[bool, int]:
+    return (value.op == "", value.place)
+
+
+def _flatten(value: _Value, added: list[_Value], taken: list[_Value]) -> None:
+    """Split a tree of sums and differences into the terms that are added and those that are taken away."""
+    if value.op not in ("+", "-") or value.left is None or value.right is None:
+        added.append(value)
+        return
+    _flatten(value.left, added, taken)
+    if value.op == "+":
+        _flatten(value.right, added, taken)
+    else:
+        _flatten(value.right, taken, added)

@@ -1,0 +1,136 @@
+"""List functions: an English description of a transformation, answered with a Python function `f`.
+
+Prompt: `Function: ` and one to three operations on a list of integers, a string or a list of strings, in words.
+Answer: the source of `f`, one operation a line. It is right if it passes hidden tests in the sandbox, however it is
+written. Operations live in `primitives.py`. The split is by program, numbers and letters in it included.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any, ClassVar
+
+from unmask import sandbox
+from unmask.tasks.base import Item, draw_items, tasks
+from unmask.tasks.primitives import INTS, TEXT, WORDS, Primitive
+
+PROMPT = "Function: "
+TESTS = 10
+SPELLED = 0.25  # how often a small number is written as a word
+
+_NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+_LETTERS = "aeioubcdlmnprst"
+_INTRODUCTIONS = {
+    "ints": ("given a list of integers,", "take a list of numbers and", "for a list of integers:"),
+    "text": ("given a string,", "take a string and", "for a string:"),
+    "words": ("given a list of strings,", "take a list of strings and", "for a list of strings:"),
+}
+_LINKS = (", then ", "; after that, ", " and then ")
+_BY_SOURCE = {"ints": INTS, "text": TEXT, "words": WORDS}
+_PHRASES = [
+    "Level",
+    "up",
+    "Anna",
+    "noon",
+    "tea",
+    "stats",
+    "cabbage",
+    "lemon",
+    "Otto",
+    "river",
+    "street",
+    "apple",
+    "data",
+    "radar",
+    "minus",
+    "tree",
+    "Rabbit",
+    "moon",
+    "salad",
+    "bottle",
+    "cat",
+    "lamp",
+    "pad",
+    "Sister",
+    "toast",
+    "ruler",
+    "acid",
+]
+
+
+@tasks.register("list_functions")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListFunctions:
+    """Chains of operations whose types fit; numbers and truth values end a chain."""
+
+    prefix: ClassVar[str] = PROMPT
+    max_tokens: ClassVar[int] = 128
+    block_size: ClassVar[int] = 32
+
+    def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
+        return draw_items("list_functions", seed, n, split, _describe)
+
+    def check(self, item: Item, text: str) -> bool:
+        return sandbox.run_tests(text, item.tests).passed
+
+    def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
+        jobs = [(text, item.tests) for item, text in zip(items, texts, strict=True)]
+        return [result.passed for result in sandbox.run_many(jobs)]
+
+
+def _describe(rng: random.Random) -> tuple[str, Item]:
+    source = rng.choices(("ints", "text", "words"), (5, 3, 2))[0]
+    chain = _chain(source, rng.choices((1, 2, 3), (1, 3, 3))[0], rng)
+    asked, lines = zip(*(_fill(primitive, rng) for primitive in chain), strict=True)
+    link = rng.choice(_LINKS)
+    prompt = f"{PROMPT}{rng.choice(_INTRODUCTIONS[source])} {link.join(asked)}."
+    body = [*(f"    x = {line}" for line in lines[:-1]), f"    return {lines[-1]}"]
+    answer = "\n".join(["def f(x):", *body])
+    return answer, Item(prompt=prompt, answer=answer, kind=str(len(chain)), tests=_tests(source, lines, rng))
+
+
+def _chain(source: str, length: int, rng: random.Random) -> list[Primitive]:
+    chain: list[Primitive] = []
+    while len(chain) < length and source in _BY_SOURCE:
+        last = len(chain) == length - 1
+        options = [p for p in _BY_SOURCE[source] if p not in chain and (last or p.target in _BY_SOURCE)]
+        chain.append(rng.choice(options))
+        source = chain[-1].target
+    return chain
+
+
+def _fill(primitive: Primitive, rng: random.Random) -> tuple[str, str]:
+    """One wording and the expression of a primitive, with the same number and letters in both."""
+    number = rng.randint(primitive.low, primitive.high)
+    c, d = rng.sample(_LETTERS, 2)
+    spelled = _NUMBERS[number - 2] if number <= 9 and rng.random() < SPELLED else str(number)
+    asked, code = rng.choice(primitive.asked), primitive.code
+    for slot, told, written in (("{k}", spelled, str(number)), ("{c}", c, c), ("{d}", d, d)):
+        asked, code = asked.replace(slot, told), code.replace(slot, written)
+    return asked, code
+
+
+def _tests(source: str, lines: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
+    tests = []
+    for _ in range(TESTS):
+        given = _example(source, rng)
+        value: Any = given
+        for line in lines:
+            value = eval(_compiled(line), {"x": value})
+        tests.append(f"assert f({given!r}) == {value!r}")
+    return tuple(tests)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(line: str) -> CodeType:
+    return compile(line, "<primitive>", "eval")
+
+
+def _example(source: str, rng: random.Random) -> list[int] | list[str] | str:
+    if source == "ints":
+        return [rng.randint(-12, 20) for _ in range(rng.randint(0, 9))]
+    phrase = [rng.choice(_PHRASES) for _ in range(rng.randint(0, 6))]
+    return phrase if source == "words" else " ".join(phrase)

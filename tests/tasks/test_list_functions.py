@@ -1,0 +1,52 @@
+import pytest
+
+from unmask.tasks.list_functions import ListFunctions, _example
+from unmask.tasks.primitives import INTS, TEXT, WORDS
+
+EVERY = (*INTS, *TEXT, *WORDS)
+
+
+def test_there_are_sixty_primitives_and_more():
+    assert len(EVERY) >= 60
+    assert len({(primitive.source, primitive.code) for primitive in EVERY}) == len(EVERY)
+    assert all(len(set(primitive.asked)) >= 2 for primitive in EVERY)
+
+
+@pytest.mark.parametrize("source", ["ints", "text", "words"])
+def test_no_wording_means_two_things(source):
+    asked = [wording for primitive in EVERY if primitive.source == source for wording in primitive.asked]
+    assert len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("primitive", EVERY, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
+def test_a_primitive_has_a_value_of_its_type_for_every_input(primitive):
+    import random
+
+    rng = random.Random(0)
+    code = primitive.code.replace("{k}", "3").replace("{c}", "a").replace("{d}", "b")
+    types = {"ints": list, "text": str, "words": list, "number": int, "truth": bool}
+    for given in [_example(primitive.source, rng) for _ in range(20)] + [type(_example(primitive.source, rng))()]:
+        assert isinstance(eval(code, {"x": given}), types[primitive.target])
+
+
+def test_another_way_to_write_the_function_counts():
+    task = ListFunctions()
+    item = next(item for item in task.generate(0, 400) if "return sum(x)" in item.answer)
+    loop = item.answer.replace("return sum(x)", "total = 0\n    for v in x:\n        total += v\n    return total")
+    assert task.check(item, loop)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "def f(x):", "def g(x):\n    return x", "return 1", "\x00", "def f(x):\n    return None", "\ud800"]
+)
+def test_what_is_not_the_function_is_refused(text):
+    task = ListFunctions()
+    assert not task.check(task.generate(0, 1)[0], text)
+
+
+def test_a_mutated_program_fails_its_tests():
+    task = ListFunctions()
+    items = task.generate(1, 60)
+    # A return of nothing, and a step more at the end, both change what the function gives.
+    mutants = [item.answer.replace("return ", "return None and ") for item in items]
+    assert not any(task.check_many(items, mutants))
