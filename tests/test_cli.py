@@ -9,7 +9,11 @@ import sys
 
 import pytest
 
+import unmask
+from unmask import cli, flags
 from unmask.cli import run
+from unmask.conversation import Conversation
+from unmask.engine.generator import Generator
 from unmask.models.toy import SENTENCE
 from unmask.trace.record import Trace
 
@@ -86,14 +90,92 @@ def test_a_prompt_that_the_embedded_model_does_not_know_is_answered_with_a_note(
 
 def test_policies_are_listed_with_their_defaults(capsys):
     assert run(["policies", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert rows["mean_field"]["parameters"]["threshold"] == 0.85
     assert rows["dawn"]["needs"] == ["attention", "sequence_logits"]
     assert run(["policies"]) == 0
     assert "local_leap" in capsys.readouterr().out
 
 
+def test_values_of_policy_fields_are_numbers_truth_values_or_words():
+    pairs = ["kl=1e-3", "history=3", "reference_quirks=true", "passes=none", "interaction=off"]
+    parsed = {"kl": 0.001, "history": 3, "reference_quirks": True, "passes": None, "interaction": "off"}
+    assert flags.parse_fields(pairs) == parsed
+
+
+def test_a_chat_template_is_applied_on_request(capsys):
+    assert run(["generate", "--model", "toy", "Hi", "--chat", "--max-tokens", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"] == len("user: Hi\n") + 1
+
+
+def test_every_batch_is_printed_when_it_is_done(capsys, monkeypatch):
+    printed = []
+    real = Generator.generate
+
+    def watch(self, *arguments, **options):
+        printed.append(capsys.readouterr().out)
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Generator, "generate", watch)
+    assert run(["generate", "--model", "toy", "a", "b", "--batch-size", "1", "--max-tokens", "3"]) == 0
+    assert printed == ["", "Eve\n"]
+
+
+def test_the_version_is_shown(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == unmask.__version__
+
+
+def test_help_tells_every_default(capsys):
+    assert run(["generate", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for default in ("0.0", "1.0", "[default: 0]", "[default: false]", "[default: true]", "[default: block]"):
+        assert default in text
+
+
+def test_an_interrupt_gets_one_line_and_exit_status_1(capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Generator, "generate", interrupted)
+    assert run(["generate", "--model", "toy", "x"]) == 1
+    assert capsys.readouterr().err == "unmask: interrupted\n"
+
+
+def test_a_full_disk_gets_one_line_and_exit_status_1(capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    monkeypatch.setattr("unmask.cli._complain", lambda message, status: (message, status))
+    message, status = cli.run.__wrapped__(["generate", "--model", "toy", "x", "--max-tokens", "2"])
+    assert "No space left" in message
+    assert status == 1
+
+
+def test_an_interrupted_answer_leaves_the_conversation_as_it_was(capsys, monkeypatch):
+    answers = iter([KeyboardInterrupt, None])
+    real = Conversation.say
+
+    def say(self, text):
+        if next(answers) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return real(self, text)
+
+    monkeypatch.setattr(Conversation, "say", say)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert run(["chat", "--model", "toy", "--max-tokens", "5"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{SENTENCE[:5]}\n"
+    assert "goes on as before" in captured.err
+
+
 WRONG = {
+    "empty policy": (["generate", "x", "--policy", ""], "unknown policy ''"),
+    "empty prompt among others": (["generate", "x", ""], "prompt 2 of 2 is empty"),
+    "policy name as a field": (["generate", "x", "--set", "name=random"], "KEY=VALUE"),
+    "chat and infill": (["generate", "x", "--chat", "--infill"], "exclude each other"),
+    "length of an infilled text": (["generate", "--infill", "[MASK]", "--max-tokens", "3"], "does not apply"),
     "unknown policy": (["generate", "x", "--policy", "meanfield"], "did you mean 'mean_field'?"),
     "unknown policy field": (["generate", "x", "--set", "treshold=1"], "did you mean 'threshold'?"),
     "policy field out of range": (["generate", "x", "--set", "threshold=7"], "threshold must be"),
@@ -160,7 +242,7 @@ def test_a_conversation_through_a_pipe_fails_on_a_bad_command(capsys, monkeypatc
 def test_bench_rule_prints_both_evaluations_side_by_side(capsys):
     arguments = ["bench", "rule", "--positions", "4", "--vocabulary", "500", "--repeats", "1"]
     assert run([*arguments, "--json"]) == 0
-    [timing] = json.loads(capsys.readouterr().out)
+    timing = json.loads(capsys.readouterr().out)
     assert timing["positions"] == 4
     assert timing["vocabulary"] == 500
     assert run(arguments) == 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from unmask import flags, terminal
-from unmask.errors import UnmaskError
+from unmask.errors import OutOfMemory, UnmaskError, WorkFailed
 from unmask.settings import Settings
 
 _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
@@ -25,21 +25,30 @@ bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.",
 app.add_typer(bench, name="bench")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from unmask import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Decode with masked diffusion language models (LLaDA, Dream): many tokens per forward pass, safely."""
 
 
 @app.command()
-@flags.with_settings
+@flags.with_settings()
 def generate(
     settings: Settings,
-    prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="Several prompts run as one batch.")
-    ] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Several are decoded together.")] = None,
     file: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Read a prompt from a file; .jsonl: one per line; -: stdin."),
+        list[Path] | None, typer.Option(metavar="FILE", help="Read a prompt; .jsonl: many; -: stdin.")
     ] = None,
     model: flags.Model = flags.DEFAULT_MODEL,
     policy: flags.PolicyName = None,
@@ -47,6 +56,7 @@ def generate(
     device: flags.Device = None,
     dtype: flags.Dtype = None,
     revision: flags.Revision = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the checkpoint's chat template.")] = False,
     infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Record every forward pass to this file (JSON lines).")] = None,
     trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
@@ -59,21 +69,23 @@ def generate(
     llm = flags.load(model, device=device, dtype=dtype, revision=revision)
     chosen = flags.choose_policy(llm, policy, set_)
     terminal.note(flags.about_model(model, texts))
-    if len(texts) == 1 and sys.stdout.isatty() and not (as_json or infill or trace):
-        terminal.show_stream(llm.stream(texts[0], policy=chosen, settings=settings))
+    call, asked = flags.way_to_ask(llm, texts, chat=chat, infill=infill)
+    if len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill or trace):
+        terminal.show_stream(llm.stream(asked[0], policy=chosen, settings=settings))
         return
-    call = llm.infill if infill else llm.generate
-    detail = flags.detail(trace, overlap=trace_overlap)
-    with terminal.progress() as on_step:
-        outputs = call(texts, policy=chosen, settings=settings, trace=detail, batch_size=batch_size, on_step=on_step)
+    options = {"policy": chosen, "settings": settings, "trace": flags.detail(trace, overlap=trace_overlap)}
+    outputs = []
+    with terminal.progress(len(asked)) as on_step:
+        for batch in flags.batches(asked, batch_size):
+            outputs += call(batch, batch_size=batch_size, on_step=on_step, **options)
+            for output in outputs[-len(batch) :]:
+                print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text, flush=True)
     if trace:
         flags.save_traces(outputs, trace)
-    for output in outputs:
-        print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text)
 
 
 @app.command()
-@flags.with_settings
+@flags.with_settings(early_stop=True)
 def chat(
     settings: Settings,
     model: flags.Model = flags.DEFAULT_MODEL,
@@ -98,7 +110,10 @@ def policies(as_json: flags.Json = False) -> None:
     from unmask.policies.listing import installed
 
     rows = installed()
-    print(json.dumps(rows)) if as_json else terminal.show_policies(rows)
+    if as_json:
+        print("\n".join(json.dumps(row) for row in rows))
+    else:
+        terminal.show_policies(rows)
 
 
 @bench.command("rule")
@@ -133,7 +148,10 @@ def bench_rule(
             seed=seed,
             naive=printed,
         )
-    print(json.dumps([timing.to_dict() for timing in timings])) if as_json else terminal.show_rule_timings(timings)
+    if as_json:
+        print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
+    else:
+        terminal.show_rule_timings(timings)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -145,9 +163,12 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit status; what went wrong is one line on stderr."""
     try:
         status = app(arguments, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except _UsageError as error:
         return _complain(error.format_message(), 2)
+    except (WorkFailed, OutOfMemory) as error:
+        return _complain(str(error), 1)
     except UnmaskError as error:
         return _complain(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -155,7 +176,10 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    return status if isinstance(status, int) else 0
+    except (OSError, UnicodeEncodeError, MemoryError) as error:
+        return _complain(str(error) or "out of memory", 1)
+    # Newer releases of typer turn an interrupt into this status.
+    return _complain("interrupted", 1) if status == 130 else status or 0
 
 
 def _complain(message: str, status: int) -> int:

@@ -23,6 +23,8 @@ class Conversation:
     """Messages in turn, answered through the checkpoint's chat template."""
 
     def __init__(self, llm: Generator, *, policy: Policy, settings: Settings, system: str | None = None) -> None:
+        if llm.codec.chat_template is None:
+            raise UnmaskError(f"{llm.spec.name} has no chat template to talk through; use generate")
         self.llm, self.policy, self.settings = llm, policy, settings
         self.opening = [{"role": "system", "content": system}] if system else []
         self.messages = list(self.opening)
@@ -46,7 +48,7 @@ class Conversation:
     def say(self, text: str) -> Iterator[StreamEvent]:
         """Answer piece by piece; the exchange is remembered once the answer is complete."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        for event in self.llm.stream(self.llm.codec.chat(asked), policy=self.policy, settings=self.settings):
+        for event in self.llm.stream(asked, policy=self.policy, settings=self.settings):
             yield event
             if event.output is not None:
                 self.messages = [*asked, {"role": "assistant", "content": event.output.text}]

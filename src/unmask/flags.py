@@ -180,6 +180,19 @@ def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
     return Detail(overlap=overlap)
 
 
+def way_to_ask(llm: Generator, texts: list[str], *, chat: bool, infill: bool) -> tuple[Callable[..., Any], list[Any]]:
+    """The method that answers, and what to give it."""
+    if chat and infill:
+        raise UnmaskError("--chat and --infill exclude each other")
+    if chat:
+        return llm.chat, [[{"role": "user", "content": text}] for text in texts]
+    return (llm.infill if infill else llm.generate), list(texts)
+
+
+def batches(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]
+
+
 def save_traces(outputs: list[Output], path: Path) -> None:
     """All traces of a run in one file."""
     from unmask.trace.record import Trace

@@ -37,7 +37,7 @@ def show_stream(events: Iterable[StreamEvent]) -> None:
 
 
 @contextmanager
-def progress() -> Generator[Callable[[StepEvent], None]]:
+def progress(prompts: int) -> Generator[Callable[[StepEvent], None]]:
     """A line on stderr that counts forward passes and committed tokens; nothing when stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
@@ -50,9 +50,14 @@ def progress() -> Generator[Callable[[StepEvent], None]]:
             passes += 1
             tokens += len(event.committed) - len(event.remasked)
             finished += event.finished
-            bar.update(task, description=f"decoding: {tokens} tokens in {passes} passes, {finished} prompts done")
+            done = f"{finished} of {prompts} prompts done"
+            bar.update(task, description=f"decoding: {tokens} tokens in {passes} passes, {done}")
 
         yield on_step
+
+
+def is_terminal(stream: Any) -> bool:
+    return stream is not None and stream.isatty()
 
 
 def note(message: str | None) -> None:
@@ -68,7 +73,7 @@ def status(message: str) -> AbstractContextManager[Any]:
 
 def converse(talk: Conversation) -> None:
     """Read lines from the user until the end of input; answers are streamed, commands and errors go to stderr."""
-    interactive = sys.stdin.isatty()
+    interactive = is_terminal(sys.stdin)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     if interactive:
         import readline  # noqa: F401  (line editing and history for input())
@@ -79,13 +84,15 @@ def converse(talk: Conversation) -> None:
             line = input("> " if interactive else "").strip()
         except EOFError:
             return
-        if line == "/quit":
+        if line.split()[:1] == ["/quit"]:
             return
         try:
             if line.startswith("/"):
                 aside.print(talk.command(line), markup=False)
             elif line:
                 show_stream(talk.say(line))
+        except KeyboardInterrupt:
+            aside.print("\ninterrupted; the conversation goes on as before")
         except UnmaskError as error:
             if not interactive:
                 raise
@@ -107,9 +114,10 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
 def show_rule_timings(timings: list[RuleTiming]) -> None:
     """Ours above the formula as printed, two lines a size."""
     first = timings[0]
-    table = Table(title=f"mean-field rule: {first.device}, {first.threads} threads, {first.dtype}, batch {first.batch}")
-    for title in ("m x V", "", "time", "memory", "error", "ours is faster", "commits"):
-        table.add_column(title, justify="left" if title == "" else "right")
+    title = f"mean-field rule: {first.device}, {first.threads} threads, {first.dtype}, batch {first.batch}"
+    table = Table(title=title, pad_edge=False)
+    for heading in ("m x V", "", "time", "memory", "error", "speed-up", "commits"):
+        table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
     for timing in timings:
         commits = {True: "same", False: "differ", None: ""}[timing.same_commits]
         ours = _figures(timing.ours_ms, timing.ours_memory_mib, timing.ours_error)

@@ -1,4 +1,5 @@
 import asyncio
+import inspect
 import json
 
 import pytest
@@ -51,7 +52,7 @@ def test_token_ids_are_taken_as_they_are(toy):
     ids = toy.codec.encode("Hello")
     assert toy.generate(ids, max_tokens=30) == toy.generate("Hello", max_tokens=30)
     assert len(toy.generate([ids, ids], max_tokens=5)) == 2
-    with pytest.raises(UnmaskError, match="token ids must be in"):
+    with pytest.raises(UnmaskError, match="token ids in"):
         toy.generate([10**6], max_tokens=5)
 
 
@@ -230,3 +231,30 @@ def test_early_stop_does_not_spoil_the_later_holes_of_an_infilled_text(toy):
 def test_a_policy_that_says_nothing_about_itself_needs_nothing():
     assert policies.needs_of(object()) == frozenset()
     assert policies.remasks(object()) is False
+
+
+def test_arguments_of_the_wrong_kind_get_one_clear_line(toy):
+    unchecked = inspect.unwrap(type(toy).generate)  # without the type checks that only tests have
+    wrong = {
+        "policy must be": {"policy": policies.MeanField},
+        "is a parameter of policies such as": {"threshold": 0.9},
+        "did you mean 'max_tokens'": {"max_token": 9},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(UnmaskError, match=message):
+            unchecked(toy, "x", **options)
+
+
+def test_a_conversation_can_be_streamed(toy):
+    messages = [{"role": "user", "content": "Hi"}]
+    events = list(toy.stream(messages, max_tokens=30))
+    assert events[-1].output == toy.chat(messages, max_tokens=30)
+
+
+def test_the_length_of_an_infilled_text_cannot_be_chosen(toy):
+    with pytest.raises(UnmaskError, match="does not apply"):
+        toy.infill("a [MASK]", max_tokens=3)
+
+
+def test_a_generator_says_what_it_is(toy):
+    assert repr(toy) == "<unmask.Generator: toy on cpu, torch.float32>"

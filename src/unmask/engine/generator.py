@@ -44,6 +44,9 @@ class Generator:
         self.codec = loaded.codec
         self.spec = loaded.model.spec
 
+    def __repr__(self) -> str:
+        return f"<unmask.Generator: {self.spec.name} on {self.model.device}, {self.model.dtype}>"
+
     @overload
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Output: ...
 
@@ -111,6 +114,8 @@ class Generator:
     ) -> Output | list[Output]:
         """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled."""
         texts, single = _as_batch(text)
+        if "max_tokens" in shorthand or (settings is not None and settings.max_tokens is not None):
+            raise UnmaskError("infill fills the masks that are there: max_tokens does not apply")
         job = plan(self.spec, policy, settings, shorthand)
         canvases = []
         for item in texts:
@@ -124,15 +129,30 @@ class Generator:
         return outputs[0] if single else outputs
 
     def stream(
-        self, prompt: Prompt, *, policy: str | Policy | None = None, settings: Settings | None = None, **shorthand: Any
+        self,
+        prompt: Prompt | Sequence[Message],
+        *,
+        policy: str | Policy | None = None,
+        settings: Settings | None = None,
+        **shorthand: Any,
     ) -> Iterator[StreamEvent]:
-        """Continue one prompt, piece by piece; the pieces add up to the text of the last event's output."""
+        """Continue one prompt, or answer one conversation, piece by piece.
+
+        The pieces add up to the text of the last event's output.
+        """
         job = plan(self.spec, policy, settings, shorthand)
         check_compatible(job.policy, self.model, job.settings)
-        return self._stream(self._open_canvas(self._encode(prompt), job), job)
+        messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
+        return self._stream(self._open_canvas(ids, job), job)
 
     async def astream(
-        self, prompt: Prompt, *, policy: str | Policy | None = None, settings: Settings | None = None, **shorthand: Any
+        self,
+        prompt: Prompt | Sequence[Message],
+        *,
+        policy: str | Policy | None = None,
+        settings: Settings | None = None,
+        **shorthand: Any,
     ) -> AsyncIterator[StreamEvent]:
         """As `stream`, for `async for`; the model works in a thread, and leaving the loop ends the generation."""
         events = self.stream(prompt, policy=policy, settings=settings, **shorthand)
@@ -176,8 +196,8 @@ class Generator:
     def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):
             ids = list(prompt)
-            if any(not 0 <= token < self.spec.vocab_size for token in ids):
-                raise UnmaskError(f"token ids must be in [0, {self.spec.vocab_size})")
+            if not all(isinstance(token, int) and 0 <= token < self.spec.vocab_size for token in ids):
+                raise UnmaskError(f"a prompt is a text, or token ids in [0, {self.spec.vocab_size})")
             return ids
         ids = self.codec.encode(prompt, special=special)
         if self.spec.add_bos and self.spec.bos_id is not None and ids[:1] != [self.spec.bos_id]:
@@ -228,6 +248,8 @@ class Generator:
         """Decode in batches of like length; the outputs come in the order of the canvases."""
         if batch_size < 1:
             raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
+        if not isinstance(trace, bool | Detail):
+            raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
         detail = trace if isinstance(trace, Detail) else Detail() if trace else None
         traces = [self._new_trace(canvas, job) for canvas in canvases] if detail else None
         order = sorted(range(len(canvases)), key=lambda index: len(canvases[index].tokens))
@@ -302,6 +324,9 @@ def _output(canvas: Canvas, *, ids: list[int], text: str, completion: int, reaso
 
 def _as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """The prompts as a list, and whether there was just one."""
+    prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    if not isinstance(prompt, str | list | tuple):
+        raise UnmaskError(f"a prompt is a text or a list of token ids, got {type(prompt).__name__}")
     if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
         return [prompt], True  # ty: ignore[invalid-return-type]
     return list(prompt), False  # ty: ignore[invalid-return-type]
