@@ -11,7 +11,11 @@ from rich.text import Text
 import unmask
 from unmask import tasks
 
-TITLES = {"sudoku": "A Sudoku", "word_problems": "A word problem", "list_functions": "A function from its description"}
+TITLES = {
+    "sudoku": "A Sudoku (any valid board counts)",
+    "word_problems": "A word problem",
+    "list_functions": "A function from its description",
+}
 POLICIES = {"fixed": "one token per pass", "mean_field": "mean-field"}
 
 console = Console(highlight=False)
@@ -50,6 +54,7 @@ class Picture:
 
 def solve(llm: unmask.Generator, task: tasks.Task, item: tasks.Item, policy: str, picture: Picture) -> str:
     """Decode one item while it is drawn, and say what it cost and whether it is right."""
+    console.print(f"{POLICIES[policy]}:", style="bold")
     settings = unmask.Settings(max_tokens=task.max_tokens, block_size=task.block_size)
     began = time.perf_counter()
     if picture.live:
@@ -58,7 +63,7 @@ def solve(llm: unmask.Generator, task: tasks.Task, item: tasks.Item, policy: str
     else:
         output = llm.generate(item.prompt, policy=policy, settings=settings, on_step=picture.on_step)
         for number, frame in picture.stills():
-            console.print(f"[after pass {number}]", markup=False)
+            console.print(f"after pass {number}")
             console.print(frame)
     seconds = time.perf_counter() - began
     verdict = "right" if task.check(item, output.text) else "wrong"

@@ -25,12 +25,13 @@ bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.",
 app.add_typer(bench, name="bench")
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> bool:
     if wanted:
         from unmask import __version__
 
         print(__version__)
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""How to decode, apart from the policy: the same fields in Python, on the command line, over HTTP and in recipes.
+"""How to decode, apart from the policy: the same fields in Python and on the command line.
 
 Knows nothing of torch, so that the command line can show its flags at once.
 """
@@ -84,7 +84,7 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
-        """Settings from plain data, as in a recipe; an unknown key is an error with a near match."""
+        """Settings from plain data; an unknown key is an error with a near match."""
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:

@@ -164,8 +164,8 @@ def test_scaled_rotary_positions_are_refused_in_the_newer_form_too() -> None:
     assert refusal(lambda: Dream().shape(config)) == expected
 
 
-SGLANG = "SGLang runs it, and can use this project's policies as a plug-in"
-DINFER = "dInfer runs it, and can use this project's policies as its decoder"
+SGLANG = "SGLang runs it"
+DINFER = "dInfer runs it"
 CAUSAL = "an autoregressive model: this project decodes masked diffusion models only"
 
 

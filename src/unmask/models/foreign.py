@@ -10,8 +10,8 @@ from unmask.models import dream, llada  # noqa: F401  (importing them registers 
 from unmask.models.config import Config
 from unmask.models.family import Family, families
 
-_SGLANG = "SGLang runs it, and can use this project's policies as a plug-in"
-_DINFER = "dInfer runs it, and can use this project's policies as its decoder"
+_SGLANG = "SGLang runs it"
+_DINFER = "dInfer runs it"
 
 # How model_type begins, without punctuation: what it is, and who runs it.
 _ELSEWHERE = {
