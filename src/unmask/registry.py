@@ -6,7 +6,8 @@ A plug-in is imported when it is asked for, so a broken one troubles only those 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -33,12 +34,12 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> list[str]:
-        return sorted({*self._classes, *self._plugins()})
+        return sorted({*self._classes, *self._plugins})
 
     def find(self, name: str) -> type[T]:
         """The class of that name; ours win over a plug-in of the same name."""
         if name not in self._classes:
-            plugin = self._plugins().get(name)
+            plugin = self._plugins.get(name)
             if plugin is None:
                 raise UnknownName(self.kind, name, self.names(), listed_as="installed")
             try:
@@ -53,7 +54,7 @@ class Registry(Generic[T]):
     def build(self, name: str, params: dict[str, Any]) -> T:
         """An instance of that name; a parameter it does not have is an error with a near match."""
         cls = self.find(name)
-        known = [field.name for field in fields(cls) if field.init]  # ty: ignore[invalid-argument-type]
+        known = self.parameters(name)
         for param in params:
             if param not in known:
                 raise UnknownName(f"parameter of {name}", param, known)
@@ -62,9 +63,15 @@ class Registry(Generic[T]):
         except TypeError as error:
             raise UnmaskError(f"{self.kind} {name!r} cannot be built: {error}") from error
 
+    def parameters(self, name: str) -> list[str]:
+        """The names of its parameters; a class that is no dataclass has none."""
+        cls = self.find(name)
+        return [field.name for field in fields(cls) if field.init] if is_dataclass(cls) else []
+
     def name_of(self, instance: T) -> str:
         """The name under which the instance's class is registered, else the class's own name."""
         return next((name for name, cls in self._classes.items() if cls is type(instance)), type(instance).__name__)
 
+    @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group)}

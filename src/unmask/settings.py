@@ -46,6 +46,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
+            if value is not None and not isinstance(value, Sequence):
+                raise UnmaskError(f"{name} must be a list, got {value!r}")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         for name, low in (("max_tokens", 1), ("block_size", 1), ("top_k", 0), ("seed", 0)):
             value = getattr(self, name)
@@ -66,7 +68,7 @@ class Settings:
         self.blocks_per_refresh  # noqa: B018  (raises on a malformed value)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UnmaskError(f"stop must hold strings that are not empty, got {self.stop!r}")
-        if not all(isinstance(token, int) and token >= 0 for token in self.stop_token_ids):
+        if not all(type(token) is int and token >= 0 for token in self.stop_token_ids):
             raise UnmaskError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}")
         for item in fields(self):
             if isinstance(item.default, bool) and not isinstance(getattr(self, item.name), bool):

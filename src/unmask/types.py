@@ -37,9 +37,11 @@ class StepView:
     uniform: Float[Tensor, "b k"] | None = None  # fresh uniform numbers from the row's own seed
     sequence_logits: Float[Tensor, "b n v"] | None = None  # before temperature, for every position of the canvas
     sequence_masked: Bool[Tensor, "b n"] | None = None
+    length: Int[Tensor, " b"] | None = None  # of each row's canvas without padding; None: n
     attention: Float[Tensor, "b n n"] | None = None  # query x key, mean over heads and over the policy's layers
     shadow_logits: Float[Tensor, "b k v"] | None = None  # each position predicted without seeing its own token
     open_at_most: int | None = None  # no row has more open positions, if that is known without asking the device
+    model_dtype: torch.dtype | None = None  # of the model's own logits; None: that of `logits`
     exact_dtype: bool = False  # score in the logits' own dtype, as some public code does, instead of float32
 
     def __post_init__(self) -> None:

@@ -69,7 +69,7 @@ def test_the_mask_token_is_never_committed():
 def test_a_model_that_only_proposes_masks_is_reported_when_nothing_suppresses_them():
     likely_mask = torch.zeros(6, 8)
     likely_mask[:, 7] = 20.0
-    with pytest.raises(UnmaskError, match="suppress_mask_token"):
+    with pytest.raises(UnmaskError, match="only the mask token"):
         run(Scripted(likely_mask), "threshold", settings=Settings(suppress_mask_token=False))
 
 
@@ -92,7 +92,7 @@ def test_idle_passes_do_not_hide_a_model_that_only_proposes_masks():
     likely_mask = torch.zeros(6, 8)
     likely_mask[:, 7] = 20.0
     policy = policies.get("entropy", schedule="dream")
-    with pytest.raises(UnmaskError, match="suppress_mask_token"):
+    with pytest.raises(UnmaskError, match="only the mask token"):
         run(Scripted(likely_mask), policy, settings=Settings(suppress_mask_token=False))
 
 
@@ -220,17 +220,58 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others(name):
 
 def test_guidance_moves_the_logits_away_from_those_without_the_prompt():
     model = random_model(tiny_config("llada"), std=0.4)
-    prompt, new = [3, 1, 4], 5
+    prompt, new, seen = [3, 1, 4], 5, []
+
+    class Spy(policies.Policy):
+        def select(self, view, state=None):
+            seen.append(view.logits)
+            return Decision(commit=view.masked, score=torch.zeros_like(view.logits[..., 0])), None
+
+    run(model, Spy(), [prompt], max_tokens=new, block_size=new, settings=Settings(cfg_scale=1.5))
     tokens = torch.tensor([prompt + [model.spec.mask_id] * new])
     blind = torch.full_like(tokens, model.spec.mask_id)
     conditional, unconditional = model.predict(tokens).logits, model.predict(blind).logits
-    guided = (unconditional + 2.5 * (conditional - unconditional)).clone()
-    guided[..., model.spec.mask_id] = -torch.inf
-    expected = guided[0, 3:].softmax(-1).amax(-1).argmax()
-    _, events = run(model, "fixed", [prompt], max_tokens=new, block_size=new, settings=Settings(cfg_scale=1.5))
-    [first] = events[0].committed
-    assert first.position - 3 == expected
-    assert first.token_id == guided[0, first.position].argmax()
+    expected = (unconditional + 2.5 * (conditional - unconditional))[:, 3:]
+    expected = expected.index_fill(-1, torch.tensor([model.spec.mask_id]), -torch.inf)
+    torch.testing.assert_close(seen[0], expected)
+
+
+def test_guidance_hides_the_prompt_from_the_unguided_half():
+    halves = []
+
+    class Echo(Scripted):
+        def predict(self, tokens, **options):
+            halves.append(tokens[0, :2].tolist())
+            return super().predict(tokens, **options)
+
+    run(Echo(table(*[0.5] * 6)), "threshold", [(0, 1)], settings=Settings(cfg_scale=1.0))
+    assert halves[:2] == [[0, 1], [7, 7]]
+
+
+def test_a_view_tells_where_its_block_stands_in_the_generation():
+    model, seen = Scripted(table(*[0.5] * 12)), []
+
+    class Spy(policies.Fixed):
+        def select(self, view, state=None):
+            seen.append((view.start[0], view.step[0], view.remaining[0], view.total[0], view.tokens[0].tolist()))
+            return super().select(view, state)
+
+    run(model, Spy(tokens_per_pass=2), [(0, 1)], max_tokens=5, block_size=4)
+    assert [tuple(map(int, each[:4])) for each in seen] == [(2, 0, 5, 5), (2, 1, 3, 5), (6, 0, 1, 5)]
+    assert seen[-1][4] == [7]
+
+
+def test_a_policy_that_takes_back_all_it_commits_is_stopped():
+    class Penelope(policies.Policy):
+        remasks = True
+
+        def select(self, view, state=None):
+            score = torch.zeros_like(view.logits[..., 0])
+            one = torch.arange(view.masked.shape[1]) == view.masked.long().argmax(-1, keepdim=True)
+            return Decision(commit=one & view.masked, score=score, remask=view.decoded), None
+
+    with pytest.raises(UnmaskError, match="takes back what it commits"):
+        run(Scripted(table(*[0.5] * 6)), Penelope())
 
 
 def test_scores_follow_the_public_codes_dtype_on_request():

@@ -1,6 +1,7 @@
 import asyncio
 import inspect
 import json
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -258,3 +259,16 @@ def test_the_length_of_an_infilled_text_cannot_be_chosen(toy):
 
 def test_a_generator_says_what_it_is(toy):
     assert repr(toy) == "<unmask.Generator: toy on cpu, torch.float32>"
+
+
+def test_logits_of_forward_may_be_written_to(toy):
+    logits = toy.forward([1, 2])
+    logits[..., toy.spec.mask_id] = -torch.inf
+    assert logits.isneginf().sum() == 2
+
+
+def test_a_setting_that_is_misspelt_is_found_even_beside_a_broken_plug_in(toy, monkeypatch):
+    broken = EntryPoint(name="broken", value="no_such_module:Thing", group="unmask.policies")
+    monkeypatch.setitem(policies.base.registry.__dict__, "_plugins", {"broken": broken})
+    with pytest.raises(UnmaskError, match="did you mean 'max_tokens'"):
+        toy.generate("x", max_token=3)

@@ -138,6 +138,6 @@ def test_temperature_draws_from_the_global_generator():
 def test_policies_that_need_more_than_logits_are_refused(name):
     with pytest.raises(UnmaskError, match="which this loop has not"):
         configure(name)
-    with pytest.raises(UnmaskError, match="idles"):
+    with pytest.raises(UnmaskError, match="needs to know the pass"):
         configure(policies.get("entropy", schedule="dream"))
     assert policies.name_of(fast_dllm._chosen) == "mean_field"

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unmask import policies
 from unmask.errors import UnmaskError
 from unmask.policies import with_progress
-from unmask.types import StepView
+from unmask.types import Decision, StepView
 
 VARIANTS = [
     ("fixed", {"passes": 3}),
@@ -239,3 +239,21 @@ def test_a_misspelt_parameter_is_answered_with_a_near_match(policy):
         policies.get(name, **{field + "s": 1})
     assert str(error.value).startswith(f"unknown parameter of {name} '{field}s'; did you mean '{field}'?")
     assert "\n" not in str(error.value)
+
+
+def test_progress_in_a_block_without_columns_is_no_progress():
+    empty = torch.zeros(2, 0, dtype=torch.bool)
+    assert with_progress(Decision(commit=empty, score=torch.zeros(2, 0)), empty).shape == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["fixed", "threshold", "margin", "entropy", "eb", "local_leap", "mean_field"])
+@pytest.mark.parametrize("vocab", [5, 16, 20])
+def test_equal_distributions_with_different_peaks_tie_to_the_lowest_position(name, vocab):
+    policy = policies.get(name)
+    for first in range(vocab):
+        for second in range(vocab):
+            logits = torch.zeros(1, 2, vocab)
+            logits[0, 0, first] = logits[0, 1, second] = 1.3
+            view = StepView(logits=logits, masked=torch.ones(1, 2, dtype=torch.bool))
+            decision, _ = policy.select(view, None)
+            assert with_progress(decision, view.masked)[0, 0]

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,7 +95,15 @@ def test_padding_does_not_dilute_a_sink():
     padded = torch.zeros(8, 8)
     padded[:4, :4] = torch.tensor(graph(4, [(2, 0)]))
     view = dawn_view([0.95, 0.5, 0.72, 0.73] + [0.5] * 4, padded, [True, True], start=2)
-    assert committed(policy, view) == [3]
+    assert committed(policy, replace(view, length=torch.tensor([4]))) == [3]
+
+
+def test_a_row_of_the_map_that_is_zero_still_counts_as_a_query():
+    policy = policies.Dawn(tau_sink=0.05)
+    attention = torch.zeros(4, 4)
+    attention[2, 0] = 0.15
+    view = dawn_view([0.95, 0.5, 0.72, 0.73], attention, [True, True], start=2)
+    assert committed(policy, view) == [2]
 
 
 def test_a_dropped_candidate_leaves_the_first_token_of_the_prompt_alone():

@@ -53,7 +53,7 @@ def test_dawn_has_a_row_for_each_checkpoint(model, sink, edge, induce, low):
 
 
 def test_a_policy_without_a_row_gets_its_defaults():
-    for name in ("factor", "eb", "dapd", "wino"):
+    for name in ("factor", "eb"):
         assert policies.preset(name, "llada", "mbpp") == policies.get(name)
 
 
@@ -91,3 +91,14 @@ def test_what_is_typed_wrong_is_named(function, call, message):
         function(*call)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_published_settings_outside_the_common_scripts_are_there_too():
+    assert policies.preset("dapd", "llada", "humaneval").tau_max == 0.15
+    wino = [policies.preset("wino", "llada", task) for task in ("gsm8k", "math", "mbpp")]
+    assert [policy.draft_threshold for policy in wino] == [0.6, 0.7, 0.8]
+    assert policies.preset("wino", "llada", "HumanEval").draft_threshold == 0.7
+
+
+def test_a_small_dream_checkpoint_is_still_dream():
+    assert policies.preset("entropy", "some/tiny-dream").schedule == "dream"

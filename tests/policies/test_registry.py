@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from unmask import policies, registry
+from unmask import policies
 from unmask.errors import UnmaskError
 from unmask.policies.base import registry as policy_registry
 from unmask.settings import Settings
@@ -96,7 +96,7 @@ def plugins(monkeypatch):
         EntryPoint("threshold", "somebody_elses:Leftmost", "unmask.policies"),
     ]
     monkeypatch.setitem(sys.modules, "somebody_elses", module)
-    monkeypatch.setattr(registry, "entry_points", lambda *, group: [p for p in points if p.group == group])
+    monkeypatch.setitem(policy_registry.__dict__, "_plugins", {p.name: p for p in points})
     monkeypatch.setattr(policy_registry, "_classes", dict(policy_registry._classes))
 
 

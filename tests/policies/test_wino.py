@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from unmask import policies
-from unmask.errors import UnmaskError
 from unmask.policies.wino import Drafted
 from unmask.types import StepView
 
@@ -86,10 +85,14 @@ def test_columns_past_a_short_block_are_never_opened():
     assert decision.remask.tolist() == [[False, False, True, False]]
 
 
-def test_wino_refuses_a_view_without_the_standing_tokens():
-    logits = torch.zeros(1, 2, 3)
-    with pytest.raises(UnmaskError, match="wino needs tokens"):
-        policies.Wino().select(StepView(logits=logits, masked=torch.ones(1, 2, dtype=torch.bool), shadow_logits=logits))
+def test_without_standing_tokens_nothing_is_known_to_be_decoded():
+    logits = torch.zeros(1, 3, 3)
+    masked = torch.tensor([[True, True, False]])
+    decision, _ = policies.Wino(draft_threshold=0.1).select(
+        StepView(logits=logits, masked=masked, shadow_logits=logits)
+    )
+    assert not decision.remask.any()
+    assert decision.commit.tolist() == [[True, True, False]]
 
 
 def oracle(confidence, verdict, previous, draft, verify):

@@ -22,7 +22,7 @@ from unmask.engine.observe import Observation, Observer
 from unmask.engine.window import Window
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM
-from unmask.policies import Policy, name_of, needs_of, with_progress
+from unmask.policies import Policy, name_of, needs_of, remasks, with_progress
 from unmask.settings import Settings
 from unmask.types import Commit, Decision, StepEvent
 
@@ -71,7 +71,7 @@ class _Loop:
         self.canvases = canvases
         self.live = list(range(len(canvases)))
         self.state: Any = None
-        self.idle = [0] * len(canvases)  # passes in a row without a commit
+        self.idle = [0] * len(canvases)  # passes in a row that committed no more than they took back
         layers = policy.attention_layers(model.spec.n_layers) if "attention" in needs else None  # ty: ignore[missing-attribute]
         self.forward = Forward(model, settings, needs=needs, attention_layers=layers)
         self.observe = Observer(spec=model.spec, settings=settings, needs=needs)
@@ -126,7 +126,7 @@ class _Loop:
             committed = {start + c: values[c] for c in columns if values[width + c]}
             remasked = tuple(start + c for c in columns if values[2 * width + c])
             waiting, broken = values[-2:]
-            self._check(self.live[index], broken=broken, moved=bool(committed or waiting))
+            self._check(self.live[index], broken=broken, moved=bool(waiting) or len(committed) > len(remasked))
             event = self._record(index, committed, remasked)
             events.append(figures.attach(event, index) if figures else event)
         return events
@@ -151,8 +151,11 @@ class _Loop:
             place = f"forward pass {canvas.passes} of row {row}"
             raise WorkFailed(f"the model gave no usable logits (NaN or all -inf) in {place}")
         self.idle[row] = 0 if moved else self.idle[row] + 1
-        if self.idle[row] > len(canvas.holes):
-            raise WorkFailed("the model keeps proposing the mask token; leave suppress_mask_token on")
+        if self.idle[row] > 2 * len(canvas.holes):
+            reason = (
+                "the policy takes back what it commits" if remasks(self.policy) else "only the mask token is proposed"
+            )
+            raise WorkFailed(f"row {row} makes no progress: {reason}; see suppress_mask_token")
 
     def _drop_finished(self) -> None:
         staying = [index for index, row in enumerate(self.live) if not self.canvases[row].finished]
@@ -163,7 +166,9 @@ class _Loop:
         self.tokens, self.holes = self.tokens[rows], self.holes[rows]
         self.forward.keep(rows)
         if self.state is not None:
-            self.state = replace(self.state, **{f.name: getattr(self.state, f.name)[rows] for f in fields(self.state)})
+            values = {item.name: getattr(self.state, item.name) for item in fields(self.state)}
+            kept = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
+            self.state = replace(self.state, **kept)
 
 
 def check_compatible(policy: Policy, model: MaskedLM, settings: Settings) -> None:

@@ -124,7 +124,8 @@ class Generator:
                 mask = self.codec.token_text(self.spec.mask_id)
                 raise UnmaskError(f"the text has no mask to fill; write {mask} for each token that is missing")
             self._check_length(len(ids), 0)
-            canvases.append(self._canvas(ids, job))
+            canvas = Canvas(tokens=ids, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed)
+            canvases.append(canvas)
         outputs = self._run(canvases, job, trace, batch_size, on_step, self._filled)
         return outputs[0] if single else outputs
 
@@ -169,11 +170,13 @@ class Generator:
                 await asyncio.wait([pending])
             events.close()  # ty: ignore[missing-attribute]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
         """float32 logits of every position, aligned with positions, the mask token's untouched."""
         try:
-            tokens = torch.as_tensor(token_ids, device=self.model.device, dtype=torch.long)
+            tokens = torch.as_tensor(token_ids, device=self.model.device)
+            tokens = tokens if tokens.numel() == 0 or not tokens.is_floating_point() else tokens.new_empty(0)
+            tokens = tokens.long()
         except (TypeError, ValueError) as error:
             raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n) of equal length: {error}") from error
         tokens = tokens[None] if tokens.ndim == 1 else tokens
@@ -211,16 +214,15 @@ class Generator:
                 f"{prompt} tokens{extra} are more than the {self.spec.max_length} positions of {self.spec.name}"
             )
 
-    def _canvas(self, ids: list[int], job: Plan) -> Canvas:
-        return Canvas(tokens=ids, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed)
-
     def _open_canvas(self, prompt: list[int], job: Plan) -> Canvas:
         """A canvas with the prompt and the masks to fill after it."""
         if self.spec.mask_id in prompt:
             mask = self.codec.token_text(self.spec.mask_id)
             raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use infill")
         self._check_length(len(prompt), job.max_tokens)
-        return self._canvas([*prompt, *[self.spec.mask_id] * job.max_tokens], job)
+        return Canvas.continuing(
+            prompt, job.max_tokens, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed
+        )
 
     def _continue(
         self,

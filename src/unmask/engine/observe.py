@@ -68,9 +68,11 @@ class Observer:
             uniform=_uniform(window, generators) if "uniform" in self.needs else None,
             sequence_logits=sequence_logits,
             sequence_masked=is_mask if sequence_logits is not None else None,
+            length=torch.tensor([len(canvas.tokens) for canvas in window.canvases], device=device),
             attention=prediction.attention,
             shadow_logits=None if shadow is None else self._scored(shadow),
             open_at_most=max(canvas.open_in_block() for canvas in window.canvases),
+            model_dtype=prediction.logits.dtype,
             exact_dtype=self.settings.reference_dtype,
         )
         broken = (masked & ~logits.amax(-1).isfinite()).any(-1)

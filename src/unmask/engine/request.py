@@ -16,6 +16,7 @@ from unmask.models.base import MaskedLM, ModelSpec
 from unmask.models.tokenizer import TextCodec
 from unmask.policies import Policy
 from unmask.settings import Settings
+from unmask.trace.record import SCHEMA
 
 DEFAULT_POLICY = "mean_field"
 DEFAULT_MAX_TOKENS = 256
@@ -40,7 +41,7 @@ class Plan:
         """What a trace says about how it came to be."""
         noise = noise_dtype(model.device)
         header: dict[str, Any] = {
-            "schema": "unmask.trace/1",
+            "schema": SCHEMA,
             "model": model.spec.name,
             "policy": policies.describe(self.policy),
             "settings": self.settings.to_dict(),
@@ -86,11 +87,10 @@ def _merged(settings: Settings | None, shorthand: dict[str, Any]) -> Settings:
     known = {item.name: item.default for item in fields(Settings)}
     for key in shorthand:
         if key not in known:
-            owner = next((name for name in policies.names() if key in policies.describe(policies.get(name))), None)
+            owner = policies.owner_of(key)
             if owner is not None:
-                raise UnmaskError(
-                    f"{key} is a parameter of policies such as {owner}: pass policy=policies.get({owner!r}, {key}=...)"
-                )
+                way = f"pass policy=policies.get({owner!r}, {key}=...)"
+                raise UnmaskError(f"{key} is a parameter of policies such as {owner}, not a setting: {way}")
             raise UnknownName("setting", key, known)
         if settings is not None and getattr(settings, key) != known[key]:
             raise UnmaskError(f"{key} is given twice: in settings and as a keyword")

@@ -34,8 +34,8 @@ def configure(policy: str | Policy) -> None:
         raise UnmaskError(
             f"the policy {policies.name_of(policy)} needs {', '.join(sorted(beyond))}, which this loop has not"
         )
-    if getattr(policy, "schedule", None) == "dream":
-        raise UnmaskError("schedule='dream' idles in some passes, which this loop cannot do")
+    if getattr(policy, "schedule", None) == "dream" or getattr(policy, "passes", None) is not None:
+        raise UnmaskError("a schedule over passes needs to know the pass, which this loop does not tell")
     _chosen = policy
 
 
@@ -57,14 +57,14 @@ def get_transfer_index(
         return x0, transfer
     at, masked = _window(mask_index)
     rows = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])).float()
-    rows = rows.scatter(-1, _mask_ids(x, mask_index)[:, None, None].expand(-1, rows.shape[1], 1), -torch.inf)
+    rows = _without_mask_token(rows, x, mask_index)
     view = StepView(logits=rows, masked=masked, proposed=_propose(rows, temperature), start=at[:, 0])
     decision, _ = policy.select(view, None)
     commit = with_progress(decision, masked)
     if num_transfer_tokens is not None and policies.name_of(policy) in _COUNTED:
         commit = best_scored(decision.score, masked, num_transfer_tokens.reshape(-1).expand(len(counts)))
     # Rows with shorter windows repeat a position; their extra columns are not masked and add nothing.
-    x0 += torch.zeros_like(x).scatter_add_(1, at, torch.where(masked, view.proposed - x.gather(1, at), 0))
+    x0 += torch.zeros_like(x).scatter_add_(1, at, torch.where(masked, view.proposed.to(x.dtype) - x.gather(1, at), 0))
     transfer |= torch.zeros_like(x).scatter_add_(1, at, commit.to(x.dtype)).bool()
     return x0, transfer
 
@@ -94,10 +94,16 @@ def _window(mask_index: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b w"], Bool[T
     return at, mask_index.gather(1, at) & (column <= last)
 
 
-def _mask_ids(x: Int[Tensor, "b n"], mask_index: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
-    """The mask token, read off a masked position of any row."""
-    place = mask_index.reshape(-1).long().argmax()
-    return x.reshape(-1)[place].expand(len(x)).long()
+def _without_mask_token(
+    logits: Float[Tensor, "b w v"], x: Int[Tensor, "b n"], mask_index: Bool[Tensor, "b n"]
+) -> Float[Tensor, "b w v"]:
+    """Logits in which the mask token, read off a masked position, cannot be proposed."""
+    mask_id = int(x.reshape(-1)[mask_index.reshape(-1).long().argmax()])
+    return (
+        logits.index_fill(-1, torch.tensor([mask_id], device=x.device), -torch.inf)
+        if mask_id < logits.shape[-1]
+        else logits
+    )
 
 
 def _propose(logits: Float[Tensor, "b w v"], temperature: float) -> Int[Tensor, "b w"]:

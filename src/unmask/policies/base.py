@@ -5,6 +5,7 @@ A policy decides which open positions of a block to commit after one forward pas
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -65,6 +66,15 @@ def names() -> list[str]:
     return registry.names()
 
 
+def owner_of(parameter: str) -> str | None:
+    """A policy that has a parameter of that name; plug-ins that cannot be imported have none."""
+    for name in names():
+        with contextlib.suppress(UnmaskError):
+            if parameter in registry.parameters(name):
+                return name
+    return None
+
+
 def name_of(policy: Policy) -> str:
     """The name by which `get` finds the policy's class."""
     return registry.name_of(policy)
@@ -89,6 +99,8 @@ def remasks(policy: object) -> bool:
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
     """The policy's commits, clipped to the open positions; an open row with none gets its best-scored open position."""
     commit = decision.commit & masked
+    if masked.shape[1] == 0:
+        return commit
     best = _open_scores(decision.score, masked).argmax(-1, keepdim=True)
     stuck = masked.any(-1) & ~commit.any(-1)
     if decision.wait is not None:
@@ -124,5 +136,6 @@ def order_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Te
 
 def _open_scores(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:
     """Scores in which an open position always beats a closed one, even if the policy scored it -inf or NaN."""
+    score = score if score.is_floating_point() else score.float()
     lowest = torch.finfo(score.dtype).min
     return score.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~masked, -torch.inf)

@@ -57,7 +57,7 @@ class Dapd(Base):
             commit = compatible(candidates, score, conflict) | added
         else:
             # Certain in the model's own dtype: in bfloat16 everything from about 0.998 rounds to 1.
-            certain = candidates & (probability.to(view.logits.dtype) >= 1.0)
+            certain = candidates & (probability.to(view.model_dtype or view.logits.dtype) >= 1.0)
             commit = compatible(candidates & ~certain, score, conflict) | certain
         return Decision(commit=commit, score=score.where(candidates, -torch.inf)), None
 

@@ -49,7 +49,9 @@ class Dawn(Base):
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         sequence_logits = require(view, "sequence_logits", "dawn")
         at = block_positions(view, sequence_logits.shape[1])
-        depends = self._dependence(view.working(require(view, "attention", "dawn")), at)
+        attention = view.working(require(view, "attention", "dawn"))
+        length = torch.full_like(view.start, attention.shape[1]) if view.length is None else view.length
+        depends = self._dependence(attention, length, at)
         within = among(depends, at)
 
         score = confidence(view)
@@ -62,14 +64,14 @@ class Dawn(Base):
         apart = compatible(free, score, within | within.transpose(1, 2))
         return Decision(commit=confident | induced | apart, score=score), None
 
-    def _dependence(self, attention: Float[Tensor, "b n n"], at: Int[Tensor, "b k"]) -> Bool[Tensor, "b k n"]:
+    def _dependence(
+        self, attention: Float[Tensor, "b n n"], length: Int[Tensor, " b"], at: Int[Tensor, "b k"]
+    ) -> Bool[Tensor, "b k n"]:
         """Which positions each position of the block depends on: strong attention, to anything but a sink.
 
         That a position may depend on itself is without effect: none is both undecided and settled.
         """
-        # The rows of padding are zero, and a row of real attention sums to one.
-        length = (attention.sum(-1) > 0).sum(-1, keepdim=True)
-        received = attention.sum(1, dtype=wide(attention.device)) / length
+        received = attention.sum(1, dtype=wide(attention.device)) / length[:, None]
         sink = received.to(attention.dtype) > self.tau_sink
         return (block_attention(attention, at) >= self.tau_edge) & ~sink[:, None, :]
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from unmask import rules
 from unmask.policies.base import Base, best_scored, register, require
 from unmask.policies.parameters import check_choice, check_number, check_whole
-from unmask.policies.schedule import even_count
 from unmask.policies.scores import confidence, eligible
 from unmask.policies.sequence import block_positions, over_positions, wide
 from unmask.types import Decision, StepView
@@ -30,6 +29,7 @@ class Drift:
 
     logits: Float[Tensor, "b n v"]
     divergence: Float[Tensor, "b n h"]
+    masks: Int[Tensor, " b"]  # open when the row's block began
 
 
 @register("klass")
@@ -63,10 +63,18 @@ class Klass(Base):
         stable = (recent < self.kl).all(-1).gather(1, at)
         score = confidence(view)
         ready = eligible(view) & stable & self._confident(view, score, likeliest.gather(1, at))
-        count = even_count(view, self.passes) if self.passes else torch.ones_like(view.step)
+        masks = view.masked.sum(-1)
+        masks = masks if state is None else torch.where(view.step == 0, masks, state.masks)
+        count = self._fallback_count(view, masks)
         commit = torch.where(ready.any(-1, keepdim=True), ready, best_scored(score, view.masked, count))
         # The state must not alias a buffer that the next forward pass may fill anew.
-        return Decision(commit=commit, score=score, tokens=self._tokens(view)), Drift(logits.clone(), recent)
+        return Decision(commit=commit, score=score, tokens=self._tokens(view)), Drift(logits.clone(), recent, masks)
+
+    def _fallback_count(self, view: StepView, masks: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """LLaDA's share of the block for this pass, whatever was committed beyond it; one on Dream."""
+        if self.passes is None or self.convention == "dream":
+            return torch.ones_like(view.step)
+        return masks // self.passes + (view.step < masks % self.passes)
 
     def _confident(
         self, view: StepView, score: Float[Tensor, "b k"], likeliest: Float[Tensor, "b k"]

@@ -15,7 +15,7 @@ from unmask.policies.base import Policy, get, registry
 TASKS = {"gsm8k": 0, "math": 1, "math500": 1, "humaneval": 2, "mbpp": 3}
 
 # Family -> words by which a checkpoint's name gives it away. The embedded models are of LLaDA's make.
-FAMILIES = {"llada": r"llada|\b(toy|tiny)\b", "dream": r"dream|diffucoder"}
+FAMILIES = {"llada": r"llada|^(toy|tiny)$", "dream": r"dream|diffucoder"}
 
 PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
     "mean_field": {
@@ -65,6 +65,7 @@ def preset_settings(name: str, model: str, task: str | None = None) -> dict[str,
 
 
 def _row(table: dict[str, dict[str, dict[str, Any]]], name: str, model: str, task: str | None) -> dict[str, Any]:
+    task = task.lower() if task else None
     if task is not None and task not in TASKS:
         raise UnknownName("task of a preset", task, TASKS)
     family, checkpoint = _family_and_checkpoint(model)

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask import rules
-from unmask.errors import UnmaskError
 from unmask.policies.base import Base, best_scored, register, require
 from unmask.policies.parameters import check_number
 from unmask.policies.scores import confidence
@@ -62,8 +61,8 @@ class Wino(Base):
     def _doubtful(self, view: StepView, at_most: Int[Tensor, " b"]) -> Bool[Tensor, "b k"]:
         """Decoded positions, the least likely first, whose tokens the shadow does not confirm."""
         shadow = view.working(require(view, "shadow", "wino"))
-        if view.tokens is None:
-            raise UnmaskError("the policy wino needs tokens, and the view has none")
+        if view.tokens is None:  # then nothing is known to have been decoded
+            return torch.zeros_like(view.masked)
         decoded = ~view.masked & (view.tokens >= 0) if view.decoded is None else view.decoded
         verdict = rules.probability_of(view.tokens.where(decoded, 0), shadow)
         return best_scored(-verdict, decoded & (verdict < self.verify_threshold), at_most)

@@ -15,13 +15,13 @@ from torch import Tensor
 def probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions v"]:
     """Probability of every token."""
     centred = _centred(logits).exp_()
-    return centred.div_(centred.sum(-1, keepdim=True)).to(logits.dtype)
+    return centred.div_(_total(centred).unsqueeze(-1)).to(logits.dtype)
 
 
 def log_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions v"]:
     """Log-probability of every token."""
     centred = _centred(logits)
-    return (centred - centred.exp().sum(-1, keepdim=True).log()).to(logits.dtype)
+    return (centred - _total(centred.exp()).unsqueeze(-1).log()).to(logits.dtype)
 
 
 def probability_of(
@@ -30,16 +30,16 @@ def probability_of(
     """Probability of the given tokens, one per position."""
     centred = _centred(logits)
     chosen = centred.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
-    return (chosen.exp() / centred.exp_().sum(-1)).to(logits.dtype)
+    return (chosen.exp() / _total(centred.exp_())).to(logits.dtype)
 
 
 def entropy(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions"]:
     """Shannon entropy in nats, with 0 ln 0 = 0."""
     centred = _centred(logits)
     weight = centred.exp()
-    mass = weight.sum(-1)
+    mass = _total(weight)
     # 0 * -inf is NaN, and a token that cannot occur adds nothing.
-    spread = weight.mul_(centred.clamp_(min=torch.finfo(centred.dtype).min)).sum(-1)
+    spread = _total(weight.mul_(centred.clamp_(min=torch.finfo(centred.dtype).min)))
     return (mass.log() - spread / mass).to(logits.dtype)
 
 
@@ -57,14 +57,19 @@ def top2_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "
         return torch.cat([torch.ones_like(logits), torch.zeros_like(logits)], dim=-1)
     centred = _centred(logits)
     best = centred.topk(2, dim=-1).values.exp()
-    return (best / centred.exp_().sum(-1, keepdim=True)).to(logits.dtype)
+    return (best / _total(centred.exp_()).unsqueeze(-1)).to(logits.dtype)
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """A fresh copy, at least float32, whose largest entry is 0.
-
-    Exponentials of it are summed with `sum`, which adds pairwise: torch's own softmax on a CPU adds one after the other
-    in each vector lane, and over 126,464 tokens its float32 probabilities add up to 1 only within 5e-5.
-    """
+    """A fresh copy, at least float32, whose largest entry is 0."""
     wide = logits.detach() if logits.dtype == torch.float64 else logits.detach().float()
     return wide - wide.amax(-1, keepdim=True)
+
+
+def _total(values: Tensor) -> Tensor:
+    """The sum over tokens, rounded once, so that equal distributions tie whatever the order of their tokens.
+
+    torch's own softmax on a CPU adds float32 one after the other in each vector lane: over 126,464 tokens its
+    probabilities add up to 1 only within 5e-5. MPS has no float64.
+    """
+    return values.sum(-1, dtype=values.dtype if values.device.type == "mps" else torch.float64).to(values.dtype)

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unmask.errors import UnmaskError
 from unmask.rules.marginals import top2_margin, top2_probabilities
 from unmask.rules.open_positions import open_first, pick, put_back
 from unmask.rules.overlap import pairwise_overlap
@@ -66,6 +67,8 @@ def mean_field_commit(
     rows, is_open = (logits, masked) if index is None else (pick(logits, index), pick(masked, index))
     if validate:
         check_rows(rows, is_open, index)
+        if int(is_open.sum()) != int(masked.sum()):
+            raise UnmaskError(f"open_at_most is {open_at_most}, but a row has more open positions")
 
     margin = _margin(rows).where(is_open, 0.0)
     if interaction == "jsd":
@@ -76,7 +79,7 @@ def mean_field_commit(
         overlap = _without_diagonal(pairs.to(margin.dtype) * (uniform_weight if interaction == "uniform" else 0.0))
     fields = torch.stack(_fields(margin, overlap, iterations)).masked_fill(~is_open, -torch.inf)
     history = _sigmoid(fields)
-    preference = fields[-1] if fallback == "field" else top2_probabilities(rows)[..., 0]
+    preference = fields[-1] if fallback == "field" else top2_probabilities(_widened(rows))[..., 0]
     decided = MeanFieldCommit(
         commit=_at_least_one(is_open & (history[-1] >= threshold), preference, is_open),
         score=fields[-1],
@@ -118,7 +121,11 @@ def _sigmoid(field: Tensor) -> Tensor:
 def _margin(logits: Float[Tensor, "b m v"]) -> Float[Tensor, "b m"]:
     # The two best are found before the logits are widened, which for half precision saves a copy of them all.
     best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
-    return top2_margin(best.to(torch.promote_types(best.dtype, torch.float32)))
+    return top2_margin(_widened(best))
+
+
+def _widened(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _without_diagonal(overlap: Float[Tensor, "b m m"]) -> Float[Tensor, "b m m"]:
