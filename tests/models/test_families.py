@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from unmask import registry
 from unmask.errors import CheckpointError
 from unmask.models.config import Config
 from unmask.models.dream import Dream
@@ -218,7 +217,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, type], None]:
     def install(name: str, cls: type) -> None:
         point = EntryPoint(name, "somewhere:Something", "unmask.models")
         monkeypatch.setattr(EntryPoint, "load", lambda self: cls)
-        monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "unmask.models" else [])
+        monkeypatch.setitem(families.__dict__, "_plugins", {name: point})
         monkeypatch.setattr(families, "_classes", dict(families._classes))
 
     return install
