@@ -51,7 +51,8 @@ class Forward:
     def _predict(
         self, window: Window, tokens: Int[Tensor, "b n"], cache: KVCache | None, *, extras: bool
     ) -> Prediction:
-        lengths = _lengths(window.canvases, tokens)
+        full = all(len(canvas.tokens) == tokens.shape[1] for canvas in window.canvases)
+        lengths = None if full else window.length
         if cache is None:
             return self.model.predict(
                 tokens,
@@ -88,8 +89,3 @@ class Forward:
         shifted = self.model.spec.shifted
         spans = [reuse.recomputed_span(canvas, self.settings, shifted=shifted) for canvas in canvases]
         return span_positions(spans, device)
-
-
-def _lengths(canvases: list[Canvas], tokens: Int[Tensor, "b n"]) -> Int[Tensor, " b"] | None:
-    lengths = [len(canvas.tokens) for canvas in canvases]
-    return None if min(lengths) == tokens.shape[1] else torch.tensor(lengths, device=tokens.device)

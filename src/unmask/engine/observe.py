@@ -52,7 +52,7 @@ class Observer:
         seen = drawn_from if self.spec.convention == "dream" else logits
         if self.settings.confidence_eos_eot_inf:
             seen = _without(seen, sorted(self.spec.end_ids))
-        shadow, device = prediction.shadow_logits, tokens.device
+        shadow = prediction.shadow_logits
         standing = window.columns(tokens).masked_fill(~window.inside, -1)
         decoded = window.columns(holes & ~is_mask) & window.inside
         view = StepView(
@@ -62,13 +62,13 @@ class Observer:
             tokens=standing,
             decoded=decoded,
             start=window.at[:, 0],
-            step=torch.tensor([canvas.block_step for canvas in window.canvases], device=device),
+            step=window.step,
             remaining=is_mask.sum(-1),
             total=holes.sum(-1),
             uniform=_uniform(window, generators) if "uniform" in self.needs else None,
             sequence_logits=sequence_logits,
             sequence_masked=is_mask if sequence_logits is not None else None,
-            length=torch.tensor([len(canvas.tokens) for canvas in window.canvases], device=device),
+            length=window.length,
             attention=prediction.attention,
             shadow_logits=None if shadow is None else self._scored(shadow),
             open_at_most=max(canvas.open_in_block() for canvas in window.canvases),
@@ -89,7 +89,11 @@ class Observer:
 
 
 def _without(logits: Float[Tensor, "b k v"], tokens: list[int]) -> Float[Tensor, "b k v"]:
-    return logits.index_fill(-1, torch.tensor(tokens, device=logits.device), -torch.inf) if tokens else logits
+    """A copy in which these tokens cannot be proposed."""
+    logits = logits.clone()
+    for token in tokens:
+        logits[..., token] = -torch.inf
+    return logits
 
 
 def _uniform(window: Window, generators: list[torch.Generator]) -> Float[Tensor, "b k"]:

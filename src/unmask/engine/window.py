@@ -19,14 +19,22 @@ class Window:
     spans: list[tuple[int, int]]
     at: Int[Tensor, "b k"]  # absolute position of every column
     inside: Bool[Tensor, "b k"]  # columns that belong to the row's block
+    step: Int[Tensor, " b"]  # passes already spent on the block
+    length: Int[Tensor, " b"]  # of each canvas
 
     @classmethod
     def over(cls, canvases: list[Canvas], device: torch.device) -> Window:
+        # Made before the forward pass: a copy to the device later would wait for it.
         spans = [canvas.block for canvas in canvases]
         at = span_positions(spans, device)
         widths = torch.tensor([end - start for start, end in spans], device=device)
         return cls(
-            canvases=canvases, spans=spans, at=at, inside=torch.arange(at.shape[1], device=device) < widths[:, None]
+            canvases=canvases,
+            spans=spans,
+            at=at,
+            inside=torch.arange(at.shape[1], device=device) < widths[:, None],
+            step=torch.tensor([canvas.block_step for canvas in canvases], device=device),
+            length=torch.tensor([len(canvas.tokens) for canvas in canvases], device=device),
         )
 
     @property
