@@ -110,15 +110,21 @@ def test_a_chat_template_is_applied_on_request(capsys):
 
 def test_every_batch_is_printed_when_it_is_done(capsys, monkeypatch):
     printed = []
-    real = Generator.generate
+    real = Generator._decode
 
-    def watch(self, *arguments, **options):
+    def watch(self, *arguments):
         printed.append(capsys.readouterr().out)
-        return real(self, *arguments, **options)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(Generator, "generate", watch)
-    assert run(["generate", "--model", "toy", "a", "b", "--batch-size", "1", "--max-tokens", "3"]) == 0
+    monkeypatch.setattr(Generator, "_decode", watch)
+    assert run(["generate", "--model", "toy", "a longer one", "b", "--batch-size", "1", "--max-tokens", "3"]) == 0
     assert printed == ["", "Eve\n"]
+    assert capsys.readouterr().out == "Eve\n"
+
+
+def test_nothing_is_printed_when_a_later_prompt_is_refused(capsys):
+    assert run(["generate", "--model", "toy", "fine", "x" * 5000, "--batch-size", "1"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_the_version_is_shown(capsys):

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unmask import flags, terminal
 from unmask.errors import OutOfMemory, UnmaskError, WorkFailed
 from unmask.settings import Settings
+
+if TYPE_CHECKING:
+    from unmask.types import Output
 
 _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 # The base of every complaint about the command itself; newer releases of typer carry a click of their own.
@@ -71,16 +74,17 @@ def generate(
     chosen = flags.choose_policy(llm, policy, set_)
     terminal.note(flags.about_model(model, texts))
     call, asked = flags.way_to_ask(llm, texts, chat=chat, infill=infill)
+    detail = flags.detail(trace, overlap=trace_overlap)
     if len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill or trace):
         terminal.show_stream(llm.stream(asked[0], policy=chosen, settings=settings))
         return
-    options = {"policy": chosen, "settings": settings, "trace": flags.detail(trace, overlap=trace_overlap)}
-    outputs = []
+    options = {"policy": chosen, "settings": settings, "trace": detail, "batch_size": batch_size}
+
+    def show(output: Output) -> None:
+        print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text, flush=True)
+
     with terminal.progress(len(asked)) as on_step:
-        for batch in flags.batches(asked, batch_size):
-            outputs += call(batch, batch_size=batch_size, on_step=on_step, **options)
-            for output in outputs[-len(batch) :]:
-                print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text, flush=True)
+        outputs = call(asked, on_step=on_step, on_output=show, **options)
     if trace:
         flags.save_traces(outputs, trace)
 

@@ -189,10 +189,6 @@ def way_to_ask(llm: Generator, texts: list[str], *, chat: bool, infill: bool) ->
     return (llm.infill if infill else llm.generate), list(texts)
 
 
-def batches(items: list[Any], size: int) -> list[list[Any]]:
-    return [items[first : first + size] for first in range(0, len(items), size)]
-
-
 def save_traces(outputs: list[Output], path: Path) -> None:
     """All traces of a run in one file."""
     from unmask.trace.record import Trace

@@ -62,12 +62,13 @@ class Generator:
         trace: bool | Detail = False,
         batch_size: int = 32,
         on_step: Callable[[StepEvent], None] | None = None,
+        on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
         """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts."""
         prompts, single = _as_batch(prompt)
         outputs = self._continue(
-            [self._encode(p) for p in prompts], policy, settings, shorthand, trace, batch_size, on_step
+            [self._encode(p) for p in prompts], policy, settings, shorthand, trace, batch_size, on_step, on_output
         )
         return outputs[0] if single else outputs
 
@@ -86,13 +87,14 @@ class Generator:
         trace: bool | Detail = False,
         batch_size: int = 32,
         on_step: Callable[[StepEvent], None] | None = None,
+        on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
         """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list."""
         single = not messages or isinstance(messages[0], dict)
         conversations = [messages] if single else messages
         ids = [self.codec.chat(conversation) for conversation in conversations]  # ty: ignore[invalid-argument-type]
-        outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, on_step)
+        outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, on_step, on_output)
         return outputs[0] if single else outputs
 
     @overload
@@ -110,6 +112,7 @@ class Generator:
         trace: bool | Detail = False,
         batch_size: int = 32,
         on_step: Callable[[StepEvent], None] | None = None,
+        on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
         """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled."""
@@ -126,7 +129,7 @@ class Generator:
             self._check_length(len(ids), 0)
             canvas = Canvas(tokens=ids, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed)
             canvases.append(canvas)
-        outputs = self._run(canvases, job, trace, batch_size, on_step, self._filled)
+        outputs = self._run(canvases, job, trace, batch_size, on_step, on_output, self._filled)
         return outputs[0] if single else outputs
 
     def stream(
@@ -233,10 +236,11 @@ class Generator:
         trace: bool | Detail,
         batch_size: int,
         on_step: Callable[[StepEvent], None] | None,
+        on_output: Callable[[Output], None] | None,
     ) -> list[Output]:
         job = plan(self.spec, policy, settings, shorthand)
         canvases = [self._open_canvas(ids, job) for ids in prompts]
-        return self._run(canvases, job, trace, batch_size, on_step, self._continued)
+        return self._run(canvases, job, trace, batch_size, on_step, on_output, self._continued)
 
     def _run(
         self,
@@ -245,16 +249,22 @@ class Generator:
         trace: bool | Detail,
         batch_size: int,
         on_step: Callable[[StepEvent], None] | None,
+        on_output: Callable[[Output], None] | None,
         read: Callable[[Canvas, Plan], Output],
     ) -> list[Output]:
-        """Decode in batches of like length; the outputs come in the order of the canvases."""
+        """Decode in batches; every canvas has been checked before the first one is decoded.
+
+        Batches are of like length, unless somebody waits for outputs one by one: then they are in the order given.
+        """
         if batch_size < 1:
             raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
         if not isinstance(trace, bool | Detail):
             raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
         detail = trace if isinstance(trace, Detail) else Detail() if trace else None
         traces = [self._new_trace(canvas, job) for canvas in canvases] if detail else None
-        order = sorted(range(len(canvases)), key=lambda index: len(canvases[index].tokens))
+        order = list(range(len(canvases)))
+        if on_output is None:
+            order.sort(key=lambda index: len(canvases[index].tokens))
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
             for event in self._decode([canvases[index] for index in batch], job, detail):
@@ -263,6 +273,9 @@ class Generator:
                     traces[index].add(replace(event, row=0), self.codec.token_text)
                 if on_step:
                     on_step(replace(event, row=index))
+            if on_output:
+                for index in batch:
+                    on_output(read(canvases[index], job))
         outputs = [read(canvas, job) for canvas in canvases]
         return (
             [self._with_trace(output, kept) for output, kept in zip(outputs, traces, strict=True)]
