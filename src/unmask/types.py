@@ -110,6 +110,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds that a generation took; of a batch, the row's share."""
+
+    model_s: float
+    policy_s: float
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """One finished generation. `text`, `token_ids` and the usage end before the first end-of-text or stop match."""
 
@@ -120,11 +129,12 @@ class Output:
     canvas_ids: list[int]  # every token decoded, also past the end of the text
     step_map: list[int]  # the forward pass that committed each of `canvas_ids`
     trace: Trace | None = field(default=None, repr=False)
+    timing: Timing | None = field(default=None, repr=False)  # there when asked for by `timed`
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without the trace."""
+        """Plain data, without trace and timing."""
         usage = {name: getattr(self.usage, name) for name in Usage.__slots__}
-        plain = {name: getattr(self, name) for name in Output.__slots__ if name not in ("usage", "trace")}
+        plain = {name: getattr(self, name) for name in Output.__slots__ if name not in ("usage", "trace", "timing")}
         return plain | {"usage": usage}
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import inspect
 import json
+import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import unmask
 from unmask import policies
+from unmask.engine.clock import Clock
 from unmask.errors import UnmaskError
 from unmask.models.toy import SENTENCE
 from unmask.settings import Settings
@@ -272,3 +274,29 @@ def test_a_setting_that_is_misspelt_is_found_even_beside_a_broken_plug_in(toy, m
     monkeypatch.setitem(policies.base.registry.__dict__, "_plugins", {"broken": broken})
     with pytest.raises(UnmaskError, match="did you mean 'max_tokens'"):
         toy.generate("x", max_token=3)
+
+
+def test_a_timed_generation_says_where_the_time_went(toy):
+    assert toy.generate("a", max_tokens=4).timing is None
+    started = time.perf_counter()
+    outs = toy.generate(["a", "b b", "c"], max_tokens=30, batch_size=2, timed=True)
+    elapsed = time.perf_counter() - started
+    spent = [out.timing.model_s + out.timing.policy_s + out.timing.rest_s for out in outs]
+    assert all(min(out.timing.model_s, out.timing.policy_s, out.timing.rest_s) > 0 for out in outs)
+    assert sum(spent) <= elapsed
+    assert [out.canvas_ids for out in outs] == [
+        out.canvas_ids for out in toy.generate(["a", "b b", "c"], max_tokens=30)
+    ]
+
+
+def test_the_time_of_a_batch_is_shared_by_the_rows_that_were_in_each_pass():
+    clock = Clock(torch.device("cpu"), rows=2)
+    clock.mark -= 4.0
+    clock.lap(clock.model, [0, 1])
+    clock.mark -= 2.0
+    clock.lap(clock.policy, [1])
+    clock.began -= 8.0
+    first, second = clock.stop()
+    assert (round(first.model_s), round(second.model_s)) == (2, 2)
+    assert (round(first.policy_s), round(second.policy_s)) == (0, 2)
+    assert round(first.rest_s) == round(second.rest_s) == 1

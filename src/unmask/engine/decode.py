@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
+from unmask.engine.clock import Clock
 from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
@@ -35,12 +36,13 @@ def decode(
     *,
     ended: Callable[[Canvas], bool] | None = None,
     detail: Detail | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[StepEvent]:
     """Fill the canvases in place; one event per forward pass and row.
 
     With `settings.early_stop`, a row for which `ended` is true after a completed block is filled up with end-of-text.
     """
-    loop = _Loop(model, canvases, policy, settings, ended, detail)
+    loop = _Loop(model, canvases, policy, settings, ended, detail, clock)
     while loop.live:
         yield from loop.step()
 
@@ -63,11 +65,12 @@ class _Loop:
         settings: Settings,
         ended: Callable[[Canvas], bool] | None,
         detail: Detail | None,
+        clock: Clock | None,
     ) -> None:
         check_compatible(policy, model, settings)
         needs = needs_of(policy)
         self.spec, self.policy, self.settings = model.spec, policy, settings
-        self.ended, self.detail = ended, detail
+        self.ended, self.detail, self.clock = ended, detail, clock
         self.canvases = canvases
         self.live = list(range(len(canvases)))
         self.state: Any = None
@@ -85,10 +88,18 @@ class _Loop:
     def step(self) -> list[StepEvent]:
         """One forward pass over the live rows."""
         window = Window.over([self.canvases[row] for row in self.live], self.tokens.device)
+        if self.clock:
+            self.clock.start()
         prediction = self.forward(window, self.tokens, ~self.holes)
+        if self.clock:
+            self.clock.lap(self.clock.model, self.live)
         generators = [self.generators[row] for row in self.live]
         seen = self.observe(prediction, window, self.tokens, self.holes, generators)
+        if self.clock:
+            self.clock.start()
         decision, self.state = self.policy.select(seen.view, self.state)
+        if self.clock:
+            self.clock.lap(self.clock.policy, self.live)
         outcome = self._settle(decision, seen, window)
         events = self._write(outcome, decision, seen, window)
         self._drop_finished()

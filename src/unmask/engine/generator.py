@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.engine.canvas import Canvas
+from unmask.engine.clock import Clock
 from unmask.engine.decode import check_compatible, decode
 from unmask.engine.figures import Detail
 from unmask.engine.likelihood import loglikelihood
@@ -61,6 +62,7 @@ class Generator:
         settings: Settings | None = None,
         trace: bool | Detail = False,
         batch_size: int = 32,
+        timed: bool = False,
         on_step: Callable[[StepEvent], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
@@ -68,7 +70,15 @@ class Generator:
         """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts."""
         prompts, single = _as_batch(prompt)
         outputs = self._continue(
-            [self._encode(p) for p in prompts], policy, settings, shorthand, trace, batch_size, on_step, on_output
+            [self._encode(p) for p in prompts],
+            policy,
+            settings,
+            shorthand,
+            trace,
+            batch_size,
+            timed,
+            on_step,
+            on_output,
         )
         return outputs[0] if single else outputs
 
@@ -86,6 +96,7 @@ class Generator:
         settings: Settings | None = None,
         trace: bool | Detail = False,
         batch_size: int = 32,
+        timed: bool = False,
         on_step: Callable[[StepEvent], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
@@ -94,7 +105,7 @@ class Generator:
         single = not messages or isinstance(messages[0], dict)
         conversations = [messages] if single else messages
         ids = [self.codec.chat(conversation) for conversation in conversations]  # ty: ignore[invalid-argument-type]
-        outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, on_step, on_output)
+        outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, timed, on_step, on_output)
         return outputs[0] if single else outputs
 
     @overload
@@ -111,6 +122,7 @@ class Generator:
         settings: Settings | None = None,
         trace: bool | Detail = False,
         batch_size: int = 32,
+        timed: bool = False,
         on_step: Callable[[StepEvent], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
@@ -129,7 +141,7 @@ class Generator:
             self._check_length(len(ids), 0)
             canvas = Canvas(tokens=ids, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed)
             canvases.append(canvas)
-        outputs = self._run(canvases, job, trace, batch_size, on_step, on_output, self._filled)
+        outputs = self._run(canvases, job, trace, batch_size, timed, on_step, on_output, self._filled)
         return outputs[0] if single else outputs
 
     def stream(
@@ -235,12 +247,13 @@ class Generator:
         shorthand: dict[str, Any],
         trace: bool | Detail,
         batch_size: int,
+        timed: bool,
         on_step: Callable[[StepEvent], None] | None,
         on_output: Callable[[Output], None] | None,
     ) -> list[Output]:
         job = plan(self.spec, policy, settings, shorthand)
         canvases = [self._open_canvas(ids, job) for ids in prompts]
-        return self._run(canvases, job, trace, batch_size, on_step, on_output, self._continued)
+        return self._run(canvases, job, trace, batch_size, timed, on_step, on_output, self._continued)
 
     def _run(
         self,
@@ -248,6 +261,7 @@ class Generator:
         job: Plan,
         trace: bool | Detail,
         batch_size: int,
+        timed: bool,
         on_step: Callable[[StepEvent], None] | None,
         on_output: Callable[[Output], None] | None,
         read: Callable[[Canvas, Plan], Output],
@@ -262,28 +276,34 @@ class Generator:
             raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
         detail = trace if isinstance(trace, Detail) else Detail() if trace else None
         traces = [self._new_trace(canvas, job) for canvas in canvases] if detail else None
+        outputs: dict[int, Output] = {}
         order = list(range(len(canvases)))
         if on_output is None:
             order.sort(key=lambda index: len(canvases[index].tokens))
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
-            for event in self._decode([canvases[index] for index in batch], job, detail):
+            clock = Clock(self.model.device, len(batch)) if timed else None
+            for event in self._decode([canvases[index] for index in batch], job, detail, clock):
                 index = batch[event.row]
                 if traces:
                     traces[index].add(replace(event, row=0), self.codec.token_text)
                 if on_step:
                     on_step(replace(event, row=index))
-            if on_output:
-                for index in batch:
-                    on_output(read(canvases[index], job))
-        outputs = [read(canvas, job) for canvas in canvases]
-        return (
-            [self._with_trace(output, kept) for output, kept in zip(outputs, traces, strict=True)]
-            if traces
-            else outputs
-        )
+            read_back = [read(canvases[index], job) for index in batch]
+            if clock:
+                timings = zip(read_back, clock.stop(), strict=True)
+                read_back = [replace(output, timing=timing) for output, timing in timings]
+            if traces:
+                read_back = [self._with_trace(o, traces[i]) for o, i in zip(read_back, batch, strict=True)]
+            for index, output in zip(batch, read_back, strict=True):
+                outputs[index] = output
+                if on_output:
+                    on_output(output)
+        return [outputs[index] for index in range(len(canvases))]
 
-    def _decode(self, canvases: list[Canvas], job: Plan, detail: Detail | None = None) -> Iterator[StepEvent]:
+    def _decode(
+        self, canvases: list[Canvas], job: Plan, detail: Detail | None = None, clock: Clock | None = None
+    ) -> Iterator[StepEvent]:
         ending = job.ending(self.spec, self.codec)
 
         def ended(canvas: Canvas) -> bool:
@@ -291,7 +311,7 @@ class Generator:
             return canvas.continues and ending.cut(canvas.prefix(whole_blocks=True))[2]
 
         try:
-            yield from decode(self.model, canvases, job.policy, job.settings, ended=ended, detail=detail)
+            yield from decode(self.model, canvases, job.policy, job.settings, ended=ended, detail=detail, clock=clock)
         except torch.OutOfMemoryError as error:
             message = "the device ran out of memory while decoding; use a smaller batch or fewer tokens"
             raise OutOfMemory(message) from error
