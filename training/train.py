@@ -140,8 +140,7 @@ def train(run: Run, out: Path, tokenizer: Tokenizer) -> None:
                 evaluated = run.seconds
                 run.save(out / "state.pt")
                 export(run.average, settings["model"], tokenizer, out / "tiny")
-                with torch.no_grad(), run.autocast():
-                    write(log, {"step": run.step, "accuracy": quick_look(run.average, tokenizer, run.device)})
+                write(log, {"step": run.step, "accuracy": quick_look(out / "tiny", run.device)})
                 clock = time.monotonic()
             if finished:
                 return

@@ -60,3 +60,11 @@ def test_three_and_four_numbers_come_in_like_shares():
     kinds = [item.kind for item in Countdown().generate(0, 400)]
     assert set(kinds) == {"3", "4"}
     assert 120 < kinds.count("3") < 280
+
+
+def test_the_first_term_of_a_reference_is_drawn():
+    items = Countdown().generate(1, 200)
+    firsts = [item.prompt.removeprefix("Countdown: ").split(",")[0] for item in items]
+    begins = sum(item.answer.startswith((f"{first}+", f"{first}*")) for item, first in zip(items, firsts, strict=True))
+    sums = sum(bool(re.match(r"\d+[+*]", item.answer)) for item in items)
+    assert 0.15 * sums < begins < 0.6 * sums

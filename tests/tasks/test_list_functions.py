@@ -1,6 +1,8 @@
+import random
+
 import pytest
 
-from unmask.tasks.list_functions import ListFunctions, _example
+from unmask.tasks.list_functions import ListFunctions, _describe, _example, other_form
 from unmask.tasks.primitives import INTS, TEXT, WORDS
 
 EVERY = (*INTS, *TEXT, *WORDS)
@@ -20,8 +22,6 @@ def test_no_wording_means_two_things(source):
 
 @pytest.mark.parametrize("primitive", EVERY, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
 def test_a_primitive_has_a_value_of_its_type_for_every_input(primitive):
-    import random
-
     rng = random.Random(0)
     code = primitive.code.replace("{k}", "3").replace("{c}", "a").replace("{d}", "b")
     types = {"ints": list, "text": str, "words": list, "number": int, "truth": bool}
@@ -29,9 +29,35 @@ def test_a_primitive_has_a_value_of_its_type_for_every_input(primitive):
         assert isinstance(eval(code, {"x": given}), types[primitive.target])
 
 
+@pytest.mark.parametrize("primitive", EVERY, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
+def test_the_other_form_of_an_operation_means_the_same(primitive):
+    rng = random.Random(1)
+    code = primitive.code.replace("{k}", "3").replace("{c}", "a").replace("{d}", "b")
+    for given in [_example(primitive.source, rng) for _ in range(20)]:
+        assert eval(other_form(code), {"x": given}) == eval(code, {"x": given})
+
+
+def test_many_operations_have_another_form_of_another_length():
+    codes = [primitive.code for primitive in EVERY]
+    assert sum(len(other_form(code)) != len(code) for code in codes) > len(codes) / 3
+
+
+def test_references_come_in_many_forms():
+    answers = [item.answer for item in ListFunctions().generate(0, 200)]
+    for marks in (("def f(x)", "def f(data)"), ("    y = ", "    x = "), ("return z", "return x", "lambda")):
+        assert all(20 < sum(mark in answer for answer in answers) < 180 for mark in marks)
+
+
+def test_the_form_does_not_decide_the_side_of_the_split():
+    contents, answers = zip(*(_describe(random.Random(seed)) for seed in range(300)), strict=True)
+    for mark in ("lambda", "data", "def f", "return", "y = "):
+        assert any(mark in item.answer for item in answers)
+        assert not any(mark in content for content in contents)
+
+
 def test_another_way_to_write_the_function_counts():
     task = ListFunctions()
-    item = next(item for item in task.generate(0, 400) if "return sum(x)" in item.answer)
+    item = next(item for item in task.generate(0, 400) if item.answer.endswith("return sum(x)"))
     loop = item.answer.replace("return sum(x)", "total = 0\n    for v in x:\n        total += v\n    return total")
     assert task.check(item, loop)
 

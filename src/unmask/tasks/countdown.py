@@ -2,8 +2,9 @@
 
 Prompt: `Countdown: 86,28,13,31,96`, the last number being the target. Answer: one equation for each step, such as
 `86+28=114,31-13=18,114-18=96`; every result is a positive integer, what a step used up is gone, any solution counts.
-Reference solutions keep one order among many equal ones: products and quotients, then what is added, then what is
-subtracted, as they come in the prompt. The split is by the numbers, whatever their order, and the target.
+Reference solutions add up first, then subtract; which term comes first, and which factor, is drawn, so that most
+problems have several answers of which any token may be part, but not any mixture. The split is by the numbers,
+whatever their order, and the target.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class _Value:
     """A number on the table: given (`op` empty), or the result of an operation on two others."""
 
     number: int
-    place: int  # of its first given number in the prompt
     op: str = ""
     left: _Value | None = None
     right: _Value | None = None
@@ -53,11 +53,11 @@ class Countdown:
             count = self.numbers or rng.choice((3, 4))
             while True:
                 given = [rng.randint(1, LARGEST) for _ in range(count)]
-                goal = _combine([_Value(number, place) for place, number in enumerate(given)], rng)
+                goal = _combine([_Value(number) for number in given], rng)
                 if goal is not None and goal.number <= LARGEST_TARGET:
                     break
             steps: list[str] = []
-            _write(goal, steps)
+            _write(goal, steps, rng)
             listed = ",".join(map(str, given))
             content = f"{sorted(given)}:{goal.number}"
             return content, Item(prompt=f"{PROMPT}{listed},{goal.number}", answer=",".join(steps), kind=str(count))
@@ -107,20 +107,20 @@ def _combine(values: list[_Value], rng: random.Random) -> _Value | None:
         if not ops:
             return None
         op = rng.choice(ops)
-        values.append(_Value(results[op], min(first.place, second.place), op, first, second))
+        values.append(_Value(results[op], op, first, second))
     return values[0]
 
 
-def _write(value: _Value, steps: list[str]) -> None:
-    """Append the equations that make the value, in the order that the module's description promises."""
+def _write(value: _Value, steps: list[str], rng: random.Random) -> None:
+    """Append the equations that make the value, its terms in any order."""
     if value.op in ("+", "-"):
         added: list[_Value] = []
         taken: list[_Value] = []
         _flatten(value, added, taken)
-        added.sort(key=_order)
-        taken.sort(key=_order)
+        rng.shuffle(added)
+        rng.shuffle(taken)
         for term in added + taken:
-            _write(term, steps)
+            _write(term, steps, rng)
         total = added[0].number
         for op, terms in (("+", added[1:]), ("-", taken)):
             for term in terms:
@@ -130,14 +130,10 @@ def _write(value: _Value, steps: list[str]) -> None:
     elif value.left is not None and value.right is not None:
         left, right = value.left, value.right
         if value.op == "*":
-            left, right = sorted((left, right), key=_order)
-        _write(left, steps)
-        _write(right, steps)
+            left, right = rng.sample((left, right), 2)
+        _write(left, steps, rng)
+        _write(right, steps, rng)
         steps.append(f"{left.number}{value.op}{right.number}={value.number}")
-
-
-def _order(value: _Value) -> tuple[bool, int]:
-    return (value.op == "", value.place)
 
 
 def _flatten(value: _Value, added: list[_Value], taken: list[_Value]) -> None:

@@ -2,12 +2,16 @@
 
 Prompt: `Function: ` and one to three operations on a list of integers, a string or a list of strings, in words.
 Answer: the source of `f`, one operation a line. It is right if it passes hidden tests in the sandbox, however it is
-written. Operations live in `primitives.py`. The split is by program, numbers and letters in it included.
+written. Reference answers come in many forms of different length, in equal shares: names for the parameter and for
+what is between two operations, a last line that returns a value or a name, comprehensions or `map` and `filter`. So a
+name chosen in one place binds every other, and tokens that are likely each alone can make a program that is wrong.
+Operations live in `primitives.py`. The split is by program, numbers and letters in it included, whatever its form.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
@@ -28,6 +32,11 @@ _INTRODUCTIONS = {
     "text": ("given a string,", "take a string and", "for a string:"),
     "words": ("given a list of strings,", "take a list of strings and", "for a list of strings:"),
 }
+_PARAMETERS = ("x", "data")
+_FRESH = ("y", "z", "w")
+_MAPPED = re.compile(r"\[(?P<value>(?:(?! for ).)+) for (?P<name>\w) in x\]")
+_FILTERED = re.compile(r"\[(?P<name>\w) for (?P=name) in x if (?P<value>.+)\]")
+_FRONT = re.compile(r"x\[:(?P<stop>[^:]*)\]")
 _LINKS = (", then ", "; after that, ", " and then ")
 _BY_SOURCE = {"ints": INTS, "text": TEXT, "words": WORDS}
 _PHRASES = [
@@ -87,9 +96,8 @@ def _describe(rng: random.Random) -> tuple[str, Item]:
     asked, lines = zip(*(_fill(primitive, rng) for primitive in chain), strict=True)
     link = rng.choice(_LINKS)
     prompt = f"{PROMPT}{rng.choice(_INTRODUCTIONS[source])} {link.join(asked)}."
-    body = [*(f"    x = {line}" for line in lines[:-1]), f"    return {lines[-1]}"]
-    answer = "\n".join(["def f(x):", *body])
-    return answer, Item(prompt=prompt, answer=answer, kind=str(len(chain)), tests=_tests(source, lines, rng))
+    item = Item(prompt=prompt, answer=_program(lines, rng), kind=str(len(chain)), tests=_tests(source, lines, rng))
+    return "\n".join(lines), item
 
 
 def _chain(source: str, length: int, rng: random.Random) -> list[Primitive]:
@@ -111,6 +119,31 @@ def _fill(primitive: Primitive, rng: random.Random) -> tuple[str, str]:
     for slot, told, written in (("{k}", spelled, str(number)), ("{c}", c, c), ("{d}", d, d)):
         asked, code = asked.replace(slot, told), code.replace(slot, written)
     return asked, code
+
+
+def _program(lines: tuple[str, ...], rng: random.Random) -> str:
+    """One of the forms in which the operations can be written down."""
+    name = parameter = rng.choice(_PARAMETERS)
+    fresh, named_result = rng.random() < 0.5, rng.random() < 0.5
+    written = [f"def f({parameter}):"]
+    for number, line in enumerate(lines):
+        if rng.random() < 0.5:
+            line = other_form(line)
+        line = re.sub(r"\bx\b", name, line)
+        if number == len(lines) - 1 and not named_result:
+            return "\n".join([*written, f"    return {line}"])
+        name = _FRESH[number] if fresh else parameter
+        written.append(f"    {name} = {line}")
+    return "\n".join([*written, f"    return {name}"])
+
+
+def other_form(line: str) -> str:
+    """The same operation in other words, or as it was where there are none."""
+    if match := _FILTERED.fullmatch(line):
+        return f"list(filter(lambda {match['name']}: {match['value']}, x))"
+    if match := _MAPPED.fullmatch(line):
+        return f"list(map(lambda {match['name']}: {match['value']}, x))"
+    return _FRONT.sub(r"x[0:\g<stop>]", line)
 
 
 def _tests(source: str, lines: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
