@@ -1,9 +1,20 @@
-"""Run code that a model wrote, against tests, in another process. Standard library only: this file is that process too.
+"""Run code that a model wrote, against tests, where it can do no harm.
 
-Covered: a fresh interpreter without site packages or environment, limits on time, memory, file size and output, an
-empty temporary folder, and a pass that is proved by a secret printed after the last test, never by an exit status.
-Not covered: the network, the file system outside that folder, and code that goes looking for the secret in memory.
-One interpreter serves many jobs; each job is a forked child of it, so that none sees what another one did.
+Covered, with bubblewrap:
+- network: none, not even the machine's own; no other process is in sight, and no process outlives its job
+- files: the interpreter and the system's libraries, read-only; one empty folder in memory, 16 MiB, anew for the next
+  job if anything was left in it; no home, no /etc, no /proc, no environment
+- processes: none can be started, and no signal sent; threads only within the memory limit
+- memory (512 MiB), time (3 s a statement), file size, open files; output goes nowhere
+- the verdict: a pass is proved by a secret that is drawn after the last test and must come back; an exit status, words
+  printed, or anything found in frames or on the heap while the answer runs is worth nothing
+Not covered:
+- an answer that deceives the tests themselves, with an object that equals everything, say
+- an answer that was written against `jail.py`: it may find the child's socket and play the child's part
+- holes in the kernel, and how long other things wait while an answer computes
+
+Without bubblewrap we refuse, unless `allow_unsandboxed()` is around the call. Then limits, time and the verdict are as
+above, on Linux also processes and signals; files and the network are open to the answer.
 """
 
 from __future__ import annotations
@@ -11,20 +22,32 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
-import secrets
-import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+
+from unmask import jail
+from unmask.errors import UnmaskError, WorkFailed
 
 TIMEOUT_S = 3.0
 MEMORY_MIB = 512
-OUTPUT_BYTES = 64 * 1024
+FOLDER_BYTES = 16 * 2**20
+START_S = 30.0  # a loaded machine may take its time to start an interpreter
+JOBS_EACH = 16  # fewer jobs than this do not pay for another interpreter
+
+_unsandboxed_allowed: ContextVar[bool] = ContextVar("unsandboxed_allowed", default=False)
+
+
+class NoSandbox(UnmaskError):
+    """There is code to run, and nothing to contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,128 +61,155 @@ class SandboxResult:
 def run_tests(
     code: str, tests: Sequence[str], *, timeout_s: float = TIMEOUT_S, memory_mib: int = MEMORY_MIB
 ) -> SandboxResult:
-    """Run the code, then every test, a statement each; it passes if nothing raised and the end was reached."""
+    """Run the code, then every test, with that time for each; it passes if nothing raised and the end was reached."""
     return run_many([(code, tests)], timeout_s=timeout_s, memory_mib=memory_mib)[0]
 
 
 def run_many(
     jobs: Sequence[tuple[str, Sequence[str]]], *, timeout_s: float = TIMEOUT_S, memory_mib: int = MEMORY_MIB
 ) -> list[SandboxResult]:
-    """`run_tests` for many programs, each on its own, in one interpreter while it lives."""
-    results: list[SandboxResult] = []
-    while len(results) < len(jobs):
-        done = _run_batch(jobs[len(results) :], timeout_s, memory_mib)
-        # A job that takes the interpreter down with it is the first one without an answer.
-        results += done or [SandboxResult(passed=False, reason="crashed")]
-    return results
+    """`run_tests` for many programs, each on its own, on all cores."""
+    if not jobs:
+        return []
+    contained = _contained()
+    shares = min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1, -(-len(jobs) // JOBS_EACH))
+
+    def judged(share: int) -> list[SandboxResult]:
+        return _judge_all(jobs[share::shares], timeout_s, memory_mib, contained)
+
+    with ThreadPoolExecutor(shares) as pool:
+        dealt = list(pool.map(judged, range(shares)))
+    return [dealt[number % shares][number // shares] for number in range(len(jobs))]
 
 
-def _run_batch(jobs: Sequence[tuple[str, Sequence[str]]], timeout_s: float, memory_mib: int) -> list[SandboxResult]:
-    keys = [secrets.token_hex(16) for _ in jobs]
-    work = [{"code": code, "tests": list(tests), "key": key} for (code, tests), key in zip(jobs, keys, strict=True)]
-    order = json.dumps({"jobs": work, "timeout_s": timeout_s, "memory_mib": memory_mib})
-    with tempfile.TemporaryDirectory(prefix="unmask-sandbox-") as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={},
-            start_new_session=True,
-        )
-        try:
-            answer, _ = process.communicate(order.encode(), timeout=len(jobs) * (timeout_s + 1.0) + 10.0)
-        except subprocess.TimeoutExpired:
-            answer = b""
-        finally:
-            _kill_group(process.pid)
-            process.wait()
-    results = []
-    for line, key in zip(answer.decode(errors="replace").splitlines(), keys, strict=False):
-        reason = "passed" if line == key else line if line in ("timeout", "crashed") else f"failed: {line}"
-        results.append(SandboxResult(passed=line == key, reason=reason))
-    return results
+def require() -> None:
+    """Raise `NoSandbox` now if code could not be run later, after hours of decoding, say."""
+    _contained()
 
 
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-
-
-def _serve() -> None:
-    """The other process: read the jobs, fork a child for each, answer with one line a job."""
-    order = json.loads(sys.stdin.buffer.read())
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(0, 1)
-    for job in order["jobs"]:
-        answers.write(_one_line(_supervise(job, order["timeout_s"], order["memory_mib"])) + "\n")
-        answers.flush()
-
-
-def _supervise(job: dict, timeout_s: float, memory_mib: int) -> str:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        _close_all_but(writer)
-        _limit(timeout_s, memory_mib)
-        os.write(writer, _judge(job).encode()[:OUTPUT_BYTES])
-        os._exit(0)
-    os.close(writer)
-    deadline = time.monotonic() + timeout_s
-    verdict, reason = b"", "crashed"
-    while len(verdict) < OUTPUT_BYTES:
-        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            reason = "timeout"
-            break
-        chunk = os.read(reader, OUTPUT_BYTES)
-        if not chunk:
-            break
-        verdict += chunk
-    os.close(reader)
-    _kill_group(child)
-    os.waitpid(child, 0)
-    return verdict.decode(errors="replace") or reason
-
-
-def _judge(job: dict) -> str:
-    """The key if every test held, else what went wrong. Runs in the child."""
-    key, tests = job.pop("key"), job.pop("tests")
-    names: dict = {"__name__": "__candidate__"}
+@contextlib.contextmanager
+def allow_unsandboxed() -> Generator[None, None, None]:
+    """Within this block and this thread, code runs even where nothing can contain it: with limits only."""
+    token = _unsandboxed_allowed.set(True)
     try:
-        exec(compile(job["code"], "<candidate>", "exec"), names)
-        for test in tests:
-            exec(compile(test, "<test>", "exec"), names)
-    except MemoryError:
-        return "MemoryError"
-    except BaseException as error:  # sys.exit() is a failure too
-        return f"{type(error).__name__}: {error}"
-    return key
+        yield
+    finally:
+        _unsandboxed_allowed.reset(token)
 
 
-def _close_all_but(kept: int) -> None:
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 256)
+def _contained() -> bool:
+    """Whether code will run in bubblewrap; raises where it would have to run without and may not."""
+    if not (obstacle := _obstacle()):
+        return True
+    if not _unsandboxed_allowed.get():
+        raise NoSandbox(
+            f"no sandbox for code that a model wrote: {obstacle}; install bubblewrap (apt-get install bubblewrap), "
+            "or let the code run without one (--allow-unsandboxed, unmask.sandbox.allow_unsandboxed())"
+        )
+    return False
 
 
-def _limit(timeout_s: float, memory_mib: int) -> None:
-    cpu = int(timeout_s) + 1
-    for what, most in (
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_AS, memory_mib * 2**20),
-        (resource.RLIMIT_FSIZE, 2**20),
-        (resource.RLIMIT_NOFILE, 32),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (most, most))
+@cache
+def _obstacle() -> str:
+    """What keeps bubblewrap from working here; nothing if it does."""
+    if not shutil.which("bwrap"):
+        return "bubblewrap is not installed"
+    try:
+        _Judge(TIMEOUT_S, MEMORY_MIB, contained=True).close()
+    except WorkFailed as error:
+        return f"bubblewrap is there but {error}"
+    return ""
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200]
+def _judge_all(
+    jobs: Sequence[tuple[str, Sequence[str]]], timeout_s: float, memory_mib: int, contained: bool
+) -> list[SandboxResult]:
+    results = []
+    judge: _Judge | None = None
+    try:
+        for code, tests in jobs:
+            judge = judge or _Judge(timeout_s, memory_mib, contained=contained)
+            results.append(judge.result([code, *tests]))
+            if not judge.usable:
+                judge.close()
+                judge = None
+    finally:
+        if judge:
+            judge.close()
+    return results
 
 
-if __name__ == "__main__":
-    _serve()
+class _Judge:
+    """An interpreter that runs `jail.py`, contained or not."""
+
+    def __init__(self, timeout_s: float, memory_mib: int, *, contained: bool) -> None:
+        self.timeout_s, self.usable = timeout_s, True
+        self.folder = tempfile.TemporaryDirectory(prefix="unmask-sandbox-")
+        ours, theirs = socket.socketpair()
+        self.channel = jail.Channel(ours)
+        python = os.path.realpath(sys.executable)
+        limits = [str(timeout_s), str(memory_mib)]
+        if contained:
+            command = [*_bubblewrap(python), python, "-I", "-S", "/jail.py", *limits, "contained"]
+        else:
+            command = [python, "-I", "-S", os.path.realpath(jail.__file__), *limits, "open"]
+        with theirs, tempfile.TemporaryFile() as complaints:
+            self.process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                cwd=self.folder.name,
+                env={},
+                start_new_session=True,
+            )
+            theirs.close()
+            try:
+                self.channel.receive(START_S)
+            except (EOFError, TimeoutError):
+                self.close()
+                complaints.seek(0)
+                told = complaints.read().decode(errors="replace").strip().splitlines()
+                raise WorkFailed(f"the sandbox did not start: {told[-1] if told else 'no word from it'}") from None
+
+    def result(self, statements: list[str]) -> SandboxResult:
+        """The verdict on one program; without one, the program took the judge down with it."""
+        try:
+            self.channel.send(json.dumps(statements).encode(), START_S)
+            verdict = json.loads(self.channel.receive(self.timeout_s * (len(statements) + 1) + START_S))
+        except (EOFError, TimeoutError):
+            self.usable = False
+            return SandboxResult(passed=False, reason="crashed")
+        self.usable = verdict["clean"]
+        return SandboxResult(passed=verdict["reason"] == "passed", reason=verdict["reason"])
+
+    def close(self) -> None:
+        self.channel.end.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.folder.cleanup()
+
+
+def _bubblewrap(python: str) -> list[str]:
+    """The command that gives a program the interpreter, the system's libraries, /tmp, and nothing else."""
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
+    command += ["--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    for folder in ("/lib", "/lib64"):
+        if os.path.islink(folder):
+            command += ["--symlink", os.readlink(folder), folder]
+        else:
+            command += ["--ro-bind-try", folder, folder]
+    seen = ["/usr/lib", "/usr/lib64", "/etc/ld.so.cache", f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64", python]
+    for path in dict.fromkeys(seen):
+        command += ["--ro-bind-try", path, path]
+    command += ["--ro-bind", os.path.realpath(jail.__file__), "/jail.py", "--dev-bind", "/dev/null", "/dev/null"]
+    # An old bubblewrap cannot bound a folder in memory; then there is none that can be written to.
+    command += ["--size", str(FOLDER_BYTES), "--tmpfs", "/tmp"] if _bounds_folders() else ["--dir", "/tmp"]
+    return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
+
+
+@cache
+def _bounds_folders() -> bool:
+    told = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
+    return "--size" in told.stdout + told.stderr
