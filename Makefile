@@ -1,18 +1,29 @@
 PYTHON ?= python3
 BIN := .venv/bin
+CORE := .venv/.core
 STAMP := .venv/.installed
 
-.PHONY: setup demo test lint
+.PHONY: setup demo test lint paper paper-full FORCE
+
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# What decoding needs; the demonstration waits for nothing else.
+$(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	@command -v bwrap > /dev/null \
+	|| { test "$$(id -u)" = 0 && { apt-get install -qq -y bubblewrap || { apt-get update -qq && apt-get install -qq -y bubblewrap; }; } > /dev/null 2>&1; } \
+	|| echo "bubblewrap is missing: install it (apt-get install bubblewrap) to score answers that are programs"
+	touch $(CORE)
+
+$(STAMP): $(CORE)
+	$(INSTALL) -e ".[dev,eval,plot]"
 	touch $(STAMP)
 
-demo: setup
+demo: $(CORE)
 	$(BIN)/python examples/demo.py
 
 lint: setup
@@ -23,3 +34,39 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The experiments on the tiny suite. A run is named after its recipe, and its task where it does only one: main-sudoku.
+# The main table comes first: the others take its rows over. Several runs share the device, so that their times are left
+# out of reports; speed has it for itself, when the others are done.
+recipe = $(firstword $(subst -, ,$1))
+task = $(patsubst $(call recipe,$1)-%,%,$(filter-out $(call recipe,$1),$1))
+measure = OMP_NUM_THREADS=1 $(BIN)/unmask eval recipes/tiny/$(call recipe,$1).yaml $(addprefix --task ,$(call task,$1)) \
+	$(if $(filter speed,$1),,--shared)
+MAIN := $(addprefix main-,word_problems list_functions sudoku countdown-3 countdown-4)
+STUDIES := curves-sudoku sensitivity ablation blocks regions lengths
+
+# Coarse: a few items a cell, so the intervals are wide. Two processes of one thread each.
+COARSE_ITEMS := 8
+COARSE_ITEMS_speed := 4
+
+paper: setup
+	$(MAKE) --jobs 2 $(MAIN:%=runs/paper/%)
+	$(MAKE) --jobs 2 $(STUDIES:%=runs/paper/%)
+	$(MAKE) runs/paper/speed
+	$(BIN)/unmask report runs/paper --out runs/paper-report
+
+runs/paper/%: FORCE
+	$(call measure,$*) --limit $(or $(COARSE_ITEMS_$(call recipe,$*)),$(COARSE_ITEMS)) --out $@
+
+# As many items as the recipes ask for.
+JOBS ?= $(shell nproc)
+
+paper-full: setup
+	$(MAKE) --jobs $(JOBS) $(MAIN:%=runs/paper-full/%)
+	$(MAKE) --jobs $(JOBS) $(STUDIES:%=runs/paper-full/%) runs/paper-full/curves-word_problems
+	$(MAKE) runs/paper-full/speed
+	$(BIN)/unmask report runs/paper-full --out docs/results
+	XZ_OPT=-9 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --exclude=.lock -C runs -cJf docs/results/items.tar.xz paper-full
+
+runs/paper-full/%: FORCE
+	$(call measure,$*) --out $@

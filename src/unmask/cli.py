@@ -121,6 +121,80 @@ def policies(as_json: flags.Json = False) -> None:
         terminal.show_policies(rows)
 
 
+@app.command("eval")
+def evaluate(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML file: models, policies, settings, tasks.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; one that is there is resumed. [default: runs/RECIPE]")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many items a cell.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Benchmark files here, instead of the hub's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Items decoded together.")] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="Worked examples in the prompt.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Instead of the recipe's models (may be repeated).")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Instead of the recipe's tasks (may be repeated).")] = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    allow_unsandboxed: Annotated[
+        bool, typer.Option("--allow-unsandboxed", help="Run code that a model wrote even without bubblewrap.")
+    ] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Other work uses the device meanwhile: keep times out of reports.")
+    ] = False,
+    backend: Annotated[str, typer.Option(help="What runs it: local, or an installed plug-in.")] = "local",
+    as_json: flags.Json = False,
+) -> None:
+    """Measure models x policies x settings x tasks; every finished item is on disk at once, a re-run resumes."""
+    from unmask.evals.recipe import read
+    from unmask.evals.run import backend_named
+
+    sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
+    places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task, "device": device, "dtype": dtype}
+    truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
+    chosen = read(recipe, {**sizes, **places, **truths})
+    runner, folder = backend_named(backend), out or Path("runs") / recipe.stem
+    try:
+        with terminal.eval_progress() as on_progress:
+            finished = runner(chosen, out=folder, command=flags.command_line(), on_progress=on_progress)
+    except KeyboardInterrupt:
+        raise WorkFailed(f"interrupted; every finished item is in {folder}, the same command goes on") from None
+    if finished.taken:
+        terminal.note(f"cells taken over: {', '.join(f'{n} from {name}' for name, n in finished.taken.items())}")
+    elif not finished.new_cells:
+        terminal.note(f"nothing left to do: {folder} is complete")
+    if as_json:
+        print("\n".join(json.dumps(cell.to_dict(), ensure_ascii=False) for cell in flags.measured(finished.cells)))
+    else:
+        terminal.show_cells(flags.measured(finished.cells))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of `unmask eval`, or a folder of such.")],
+    out: Annotated[Path | None, typer.Option(help="Write tables and figures to this folder.")] = None,
+    form: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="terminal, markdown, csv, latex or json; with --out also png and svg, may be repeated. "
+            "[default: terminal; with --out, every kind of file]",
+        ),
+    ] = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Make tables and figures of what was measured, with intervals, beside the paper's values where they belong."""
+    from unmask.report import build
+
+    chosen = build.check_formats(form or (["json"] if as_json else []), printed=out is None)
+    made = build.report(runs, out=out, formats=chosen)
+    if out is not None:
+        print("\n".join(str(path) for path in made.files))
+    elif chosen:
+        print(made.text(chosen[0]), end="")
+    else:
+        terminal.show_tables(made.tables)
+
+
 @bench.command("rule")
 def bench_rule(
     positions: Annotated[
@@ -157,6 +231,83 @@ def bench_rule(
         print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
     else:
         terminal.show_rule_timings(timings)
+
+
+@bench.command("step")
+def bench_step(
+    model: flags.BenchModel = None,
+    shape: flags.Shape = None,
+    random_weights: flags.RandomWeights = False,
+    prompt_tokens: flags.PromptTokens = None,
+    batch: flags.Batch = None,
+    cache: flags.Cache = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 256,
+    block_size: Annotated[int, typer.Option(min=1, help="Positions per block.")] = 32,
+    policy: flags.BenchPolicy = None,
+    set_: flags.PolicyField = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    repeats: flags.Repeats = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and prompts.")] = 0,
+    as_json: flags.Json = False,
+) -> None:
+    """Time single forward passes (model, policy, commit) beside the floor of this device, which it measures too."""
+    from unmask.bench.step import bench_step as measure
+
+    sizes: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "batches": batch,
+        "caches": cache,
+        "max_tokens": max_tokens,
+    }
+    sizes |= {"block_size": block_size, "repeats": repeats, "seed": seed}
+    chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
+    with terminal.status("preparing") as shown:
+        subject, workload = flags.for_bench(sizes, **chosen, device=device, dtype=dtype, policy=policy, pairs=set_)
+        timings = measure(subject, workload, on_progress=shown.update)
+    if as_json:
+        print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
+    else:
+        terminal.show_step_timings(timings)
+
+
+@bench.command("generate")
+def bench_generate(
+    model: flags.BenchModel = None,
+    shape: flags.Shape = None,
+    random_weights: flags.RandomWeights = False,
+    prompt_tokens: flags.PromptTokens = None,
+    batch: flags.Batch = None,
+    cache: flags.Cache = None,
+    refresh: Annotated[str, typer.Option(help="When a cache is recomputed: block, or blocks:N.")] = "block",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 256,
+    block_size: Annotated[int, typer.Option(min=1, help="Positions per block.")] = 32,
+    policy: flags.BenchPolicy = None,
+    set_: flags.PolicyField = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    repeats: flags.Repeats = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and prompts.")] = 0,
+    as_json: flags.Json = False,
+) -> None:
+    """Time whole requests beside the floor of this device, which it measures too: tokens/s of everything decoded."""
+    from unmask.bench.generate import bench_generate as measure
+
+    sizes: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "batches": batch,
+        "caches": cache,
+        "max_tokens": max_tokens,
+    }
+    sizes |= {"block_size": block_size, "refresh": refresh, "repeats": repeats, "seed": seed}
+    chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
+    with terminal.status("preparing") as shown:
+        subject, workload = flags.for_bench(sizes, **chosen, device=device, dtype=dtype, policy=policy, pairs=set_)
+        timings = measure(subject, workload, on_progress=shown.update)
+    if as_json:
+        print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
+    else:
+        terminal.show_generate_timings(timings)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,9 +6,10 @@ import contextlib
 import inspect
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -19,9 +20,13 @@ from unmask.errors import UnmaskError
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
+    from unmask.bench.workload import Workload
     from unmask.engine.figures import Detail
     from unmask.engine.generator import Generator
+    from unmask.evals.store import CellFolder
+    from unmask.models.base import MaskedLM
     from unmask.policies import Policy
+    from unmask.report.measured import Measured
     from unmask.types import Output
 
 DEFAULT_MODEL = "tiny"
@@ -35,6 +40,28 @@ Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu. [default: th
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. [default: by device]")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+
+BenchModel = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder, hub name, 'tiny' or 'toy'.")
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead of a model: the sizes of llada-8b, dream-7b or tiny. [default: llada-8b on CUDA, else tiny]"
+    ),
+]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Only the sizes are real: no weights are read.")]
+PromptTokens = Annotated[
+    list[int] | None, typer.Option(min=1, help="Length of the prompts (may be repeated). [default: 256]")
+]
+Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
+Cache = Annotated[
+    list[str] | None, typer.Option(help="none, prefix or dual (may be repeated). [default: each of them]")
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs of each that count, after one that does not.")]
+BenchPolicy = Annotated[
+    str | None, typer.Option(help="Which positions to commit. [default: fixed, four in each pass of a block]")
+]
 
 
 def with_settings(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -130,13 +157,34 @@ def about_model(model: str, prompts: list[str]) -> str | None:
     return f"tiny is a small model that only knows prompts beginning with {known}; load a real checkpoint with --model"
 
 
-def choose_policy(llm: Generator, name: str | None, pairs: list[str] | None) -> Policy:
+def choose_policy(llm: Generator | MaskedLM, name: str | None, pairs: list[str] | None) -> Policy:
     """The family's preset of the named policy, with the fields given by `--set` changed."""
     from unmask import policies
     from unmask.engine.request import DEFAULT_POLICY, preset_name
 
     preset = policies.preset(DEFAULT_POLICY if name is None else name, preset_name(llm.spec))
     return policies.get(**policies.describe(preset) | parse_fields(pairs or []))
+
+
+def for_bench(
+    sizes: dict[str, Any],
+    *,
+    name: str | None,
+    shape: str | None,
+    random_weights: bool,
+    device: str | None,
+    dtype: str | None,
+    policy: str | None,
+    pairs: list[str] | None,
+) -> tuple[MaskedLM, Workload]:
+    """What to measure, and what to measure it with; sizes that were not typed are left to their defaults."""
+    from unmask.bench.subject import open_model
+    from unmask.bench.workload import Workload
+
+    workload = Workload(**{key: value for key, value in sizes.items() if value is not None})
+    model = open_model(name, shape=shape, random_weights=random_weights, device=device, dtype=dtype, seed=workload.seed)
+    chosen = choose_policy(model, policy or "fixed", pairs) if policy or pairs else None
+    return model, replace(workload, policy=chosen)
 
 
 def parse_fields(pairs: list[str]) -> dict[str, Any]:
@@ -194,3 +242,15 @@ def save_traces(outputs: list[Output], path: Path) -> None:
     from unmask.trace.record import Trace
 
     Trace.join([output.trace for output in outputs if output.trace is not None]).save(path)
+
+
+def command_line() -> str:
+    """The command as it was typed, to be noted beside its results."""
+    return shlex.join(["unmask", *sys.argv[1:]])
+
+
+def measured(cells: list[CellFolder]) -> list[Measured]:
+    """The numbers of finished cells."""
+    from unmask.report.measured import measured as measure
+
+    return [measure(found.folder.parent.parent.name, found) for found in cells]

@@ -8,15 +8,25 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
+    from unmask.bench.generate import GenerateTiming
     from unmask.bench.rule import RuleTiming
+    from unmask.bench.step import StepTiming
+    from unmask.bench.subject import Subject
     from unmask.conversation import Conversation
+    from unmask.evals.run import Progress as EvalProgress
+    from unmask.report.measured import Measured
+    from unmask.report.table import Entry
+    from unmask.report.table import Table as Described
     from unmask.types import StepEvent, StreamEvent
 
 
@@ -54,6 +64,27 @@ def progress(prompts: int) -> Generator[Callable[[StepEvent], None]]:
             bar.update(task, description=f"decoding: {tokens} tokens in {passes} passes, {done}")
 
         yield on_step
+
+
+@contextmanager
+def eval_progress() -> Generator[Callable[[EvalProgress], None]]:
+    """A bar on stderr with an estimate of what is left; where it is no terminal, a line for each finished cell."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left"))
+    period = 600.0  # cells differ in cost: a short look back would make the estimate jump
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=period
+    ) as bar:
+        task = bar.add_task("loading", total=1.0)
+
+        def on_progress(now: EvalProgress) -> None:
+            taken = f" ({now.taken} taken over)" if now.taken else ""
+            what = f"cell {now.number} of {now.cells}{taken}: {now.cell.task}, {now.cell.policy['name']}"
+            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {now.items} items")
+            if now.done == now.items and not console.is_terminal:
+                console.print(f"unmask: {what}, {now.items} items, {now.share:.0%} of the work", markup=False)
+
+        yield on_progress
 
 
 def is_terminal(stream: Any) -> bool:
@@ -111,6 +142,67 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
+def show_cells(cells: list[Measured]) -> None:
+    """Accuracy of each cell with its 95 % interval, and passes; `unmask report` has the rest."""
+    from unmask.report.results import labels
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "task", "policy", "block", "items", "accuracy %", "passes"):
+        left = heading in ("model", "task", "policy")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "policy", overflow="fold")
+    for cell, label in zip(cells, labels(cells), strict=True):
+        accuracy, passes = cell.accuracy(), cell.passes()
+        rate = "" if accuracy is None else f"{accuracy.value:.1f}"
+        if accuracy is not None and accuracy.interval is not None:
+            rate += " [{:.1f}, {:.1f}]".format(*accuracy.interval)
+        numbers = (str(cell.cell.settings["block_size"]), str(cell.done), rate, f"{passes.value:.1f}" if passes else "")
+        table.add_row(cell.model, cell.cell.task, label, *numbers)
+    # A file or a pipe has no width: nothing is folded there.
+    Console(highlight=False, width=None if is_terminal(sys.stdout) else 200).print(table)
+
+
+def show_tables(tables: list[Described]) -> None:
+    """The tables of a report, without those that are for files only; a figure is never folded, words may be."""
+    for described in tables:
+        if described.details:
+            continue
+        console = Console(highlight=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for column in described.columns:
+            table.add_column(Text(column.title), justify="left" if column.words else "right")
+        for number, row in enumerate(described.rows):
+            if number in described.sections:
+                table.add_section()
+            table.add_row(*(_entry(described.entry(row, column)) for column in described.columns))
+        _make_room(console, table, [column.words for column in described.columns])
+        console.print(Text(described.title, style="bold"))
+        console.print(table)
+        for note in described.notes:
+            console.print(Text(note, style="dim"))
+        console.print()
+
+
+def _make_room(console: Console, table: Table, words: list[bool]) -> None:
+    """Give the table the width it wants; on a narrow screen, words are set below each other first."""
+
+    def wanted() -> int:
+        return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+    if console.is_terminal and wanted() > console.width:
+        for column, of_words in zip(table.columns, words, strict=True):
+            if of_words:
+                found = [str(cell) for cell in (column.header, *column.cells)]
+                column.width = max((len(word) for text in found for word in text.split()), default=1)
+    console.width = max(console.width, wanted())
+
+
+def _entry(entry: Entry) -> Text:
+    text = Text(entry.main, style="")
+    if entry.best:
+        text.stylize("bold")
+    return text.append(f" {entry.interval}") if entry.interval else text
+
+
 def show_rule_timings(timings: list[RuleTiming]) -> None:
     """Ours above the formula as printed, two lines a size."""
     first = timings[0]
@@ -132,3 +224,54 @@ def show_rule_timings(timings: list[RuleTiming]) -> None:
 def _figures(milliseconds: float | None, mebibytes: float | None, error: float | None) -> list[str]:
     forms = ((milliseconds, "{:.2f} ms"), (mebibytes, "{:.0f} MiB"), (error, "{:.0e}"))
     return ["not measured" if value is None else form.format(value) for value, form in forms]
+
+
+def show_step_timings(timings: list[StepTiming]) -> None:
+    """One line for each kind of pass."""
+    headings = ("prompt", "batch", "cache", "pass", "ms", "10-90 %", "model", "policy", "rest", "floor", "bound by")
+    rows = []
+    for timing in timings:
+        request, spread = timing.request, f"{_short(timing.low_ms)}-{_short(timing.high_ms)}"
+        parts = [_short(value) for value in (timing.model_ms, timing.policy_ms, timing.rest_ms, timing.floor_ms)]
+        size = [str(request.prompt_tokens), str(request.batch), request.cache, timing.kind]
+        rows.append([*size, _short(timing.ms), spread, *parts, timing.bound_by or "", _times(timing.ratio)])
+    _show_timings(timings[0].subject, (*headings, "ms / floor"), rows)
+
+
+def show_generate_timings(timings: list[GenerateTiming]) -> None:
+    """One line for each request."""
+    headings = ("prompt", "batch", "cache", "passes", "seconds", "tokens/s", "ms/pass", "first ms", "model", "policy")
+    rows = []
+    for timing in timings:
+        request = timing.request
+        size = [str(request.prompt_tokens), str(request.batch), request.cache, str(timing.forward_passes)]
+        speed = [timing.seconds, timing.tokens_per_s, timing.ms_per_pass, timing.first_prefix_ms]
+        parts = [timing.model_s, timing.policy_s, timing.rest_s, timing.floor_s]
+        rows.append([*size, *map(_short, [*speed, *parts]), _times(timing.ratio)])
+    _show_timings(timings[0].subject, (*headings, "rest", "floor", "s / floor"), rows)
+
+
+def _show_timings(subject: Subject, headings: tuple[str, ...], rows: list[list[str]]) -> None:
+    console = Console(highlight=False)
+    speeds = f"copies {_short(subject.copy_gb_per_s)} GB/s, multiplies {_short(subject.matmul_tflop_per_s)} TFLOP/s"
+    where = f"{subject.device_name} ({subject.device}), {subject.dtype}, {subject.threads} threads"
+    console.print(Text(f"{subject.model}: {where}; {speeds}", style="bold"), soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("cache", "pass", "bound by") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    _make_room(console, table, [False] * len(headings))
+    console.print(table)
+
+
+def _short(value: float | None) -> str:
+    """Three digits, or more where they stand before the point."""
+    if value is None:
+        return "unknown"
+    decimals = next((count for count, least in enumerate((100, 10, 1)) if value >= least), 3)
+    return f"{value:.{decimals}f}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"

@@ -53,7 +53,7 @@ def load_model(
         from unmask.models.toy import load_toy
 
         return load_toy(device=place, dtype=wanted or torch.float32)
-    folder = _folder(name, revision=revision, token=token, cache_dir=cache_dir)
+    folder = checkpoint_folder(name, revision=revision, token=token, cache_dir=cache_dir)
     return _load_folder(folder, name, place, wanted)
 
 
@@ -85,8 +85,10 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _folder(name: str, *, revision: str | None, token: str | None, cache_dir: str | Path | None) -> Path:
-    """Where the files of a checkpoint lie."""
+def checkpoint_folder(
+    name: str, *, revision: str | None = None, token: str | None = None, cache_dir: str | Path | None = None
+) -> Path:
+    """Where the files of a checkpoint lie; those of a hub name are downloaded if they are not cached."""
     path = TINY if name == "tiny" else Path(name).expanduser()
     if name == "tiny" and not (path / "config.json").exists():
         raise CheckpointError("the embedded model 'tiny' is not part of this installation; use 'toy' or a checkpoint")

@@ -27,12 +27,13 @@ def random_model(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     std: float = 0.02,
+    name: str = "random weights",
 ) -> MaskedLM:
     """A model of that config: normal weights and biases of deviation `std`, norms of one."""
     device = device or torch.device("cpu")
     checked = Config(config, "config")
     family = family_of(checked)
-    spec = family.spec(checked, TextCodec(Tokenizer(BPE())), "random weights")
+    spec = family.spec(checked, TextCodec(Tokenizer(BPE())), name)
     with torch.device("meta"):
         model = family.build(checked, spec).to(dtype)
     needed = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize

@@ -42,7 +42,7 @@ class Weights:
 
     @classmethod
     def of(cls, folder: Path) -> Weights:
-        return cls(folder, {name: entry for path in _files(folder) for name, entry in _header(path).items()})
+        return cls(folder, {name: entry for path in files_of(folder) for name, entry in _header(path).items()})
 
     def n_bytes(self, dtype: torch.dtype) -> int:
         """Memory that all of it takes in that dtype."""
@@ -78,7 +78,8 @@ class Weights:
                     slots[name].copy_(tensors.get_tensor(name))
 
 
-def _files(folder: Path) -> list[Path]:
+def files_of(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint."""
     if (folder / _INDEX).exists():
         return _shards(folder)
     if (folder / "model.safetensors").exists():

@@ -1,0 +1,137 @@
+"""Whether an answer to GSM8K or MATH is right, as lm-eval 0.4.13 decides it (`gsm8k` 3.0, `minerva_math` 3.1).
+
+GSM8K asks for a number: after `####` (strict), or the last one in the text (flexible). MATH asks for a formula: the one
+of the closing sentence, compared with the gold answer after Minerva's clean-up (exact_match), or whatever math-verify
+finds (math_verify). Formulas are compared in worker processes, because sympy may take for ever.
+
+Two things differ from what made the published MATH numbers (`minerva_math` 2.0). An answer that is the gold answer to
+the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not read; and formulas
+are read by latex2sympy2-extended, since sympy's own reader wants an antlr that math-verify cannot use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from unmask.errors import UnmaskError
+from unmask.evals import math_workers
+
+_STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
+_ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
+_BEFORE_NUMBER = re.compile(r".*#### ", re.DOTALL)
+
+_CLOSING = re.compile(r"Final Answer: The final answer is(.*?). I hope it is correct.")
+_CLOSING_END = "I hope it is correct."
+
+# Minerva's lists (Lewkowycz et al. 2022, appendix D).
+_REPLACED = {
+    "an ": "",
+    "a ": "",
+    ".$": "$",
+    "\\$": "",
+    "\\ ": "",
+    " ": "",
+    "mbox": "text",
+    ",\\text{and}": ",",
+    "\\text{and}": ",",
+    "\\text{m}": "\\text{}",
+}
+# fmt: off
+_REMOVED = (
+    "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "\\ldots", "sue",
+    "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges",
+    "students", "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2",
+    "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"',
+    "\\dots",
+)
+# fmt: on
+_UNITS = [words for words in _REMOVED if words.isalpha()]
+
+
+def gsm8k(doc: Mapping[str, Any], text: str) -> dict[str, int]:
+    """Under both filters: 1 if the number found in the text is the one after `####` in the gold answer."""
+    gold = _plain_number(doc["answer"])
+    strict, every = _STRICT_NUMBER.search(text), _ANY_NUMBER.findall(text)
+    return {
+        "flexible": int(bool(every) and _plain_number(every[-1]) == gold),
+        "strict": int(bool(strict) and _plain_number(strict[1]) == gold),
+    }
+
+
+def _plain_number(text: str) -> str:
+    text = _BEFORE_NUMBER.sub("", text.replace(",", "").replace("$", ""))
+    return re.sub(r"\.$", "", text).strip().lower()
+
+
+def minerva_math(doc: Mapping[str, Any], text: str) -> dict[str, int]:
+    """Under both metrics: 1 if the text reaches the gold answer of the record."""
+    return minerva_math_many([doc], [text])[0]
+
+
+def minerva_math_many(docs: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[dict[str, int]]:
+    """`minerva_math` for each pair, on all cores."""
+    with ThreadPoolExecutor(math_workers.MOST) as pool:
+        return list(pool.map(_minerva_math, docs, texts))
+
+
+def _minerva_math(doc: Mapping[str, Any], text: str) -> dict[str, int]:
+    gold, found = normal_form(gold_answer(doc)), final_answer(text)
+    answer = found and normal_form(found)
+    exact = bool(answer) and (answer == gold or math_workers.ask("equivalent", answer, gold))
+    return {"exact_match": int(exact), "math_verify": int(math_workers.ask("verified", doc["solution"], text))}
+
+
+def gold_answer(doc: Mapping[str, Any]) -> str:
+    """The record's `answer` where it has one (MATH-500), else what its solution puts into the last box."""
+    if doc.get("answer"):
+        return doc["answer"]
+    boxed = last_boxed(doc["solution"])
+    if boxed is None:
+        raise UnmaskError(f"a MATH record has neither an answer nor a \\boxed one in its solution: {doc['problem']!r}")
+    return boxed
+
+
+def final_answer(text: str) -> str | None:
+    """What the closing sentence of the Minerva prompt names; the sentence may be cut off before its last part."""
+    closing = _CLOSING.search(text + _CLOSING_END)
+    return closing[1].strip() if closing else None
+
+
+def last_boxed(text: str) -> str | None:
+    """What the last `\\boxed{...}` or `\\fbox{...}` holds; `\\boxed 5$` reaches to the dollar sign."""
+    if "\\boxed " in text:
+        return text.rsplit("\\boxed ", 1)[1].split("$")[0]
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox") if "\\boxed" not in text else -1)
+    opening = text.find("{", start)
+    if start < 0 or opening < 0:
+        return None
+    depth = 0
+    for place in range(opening, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[opening + 1 : place]
+    return None
+
+
+def normal_form(answer: str) -> str:
+    """An answer without units, spaces, text and shorthand TeX, so that equal ones are mostly spelt alike."""
+    answer = answer.rsplit("=", 1)[-1]
+    answer = re.sub(rf"(?<!\\)\b(?:{'|'.join(_UNITS)})\b", "", answer)
+    for written, meant in _REPLACED.items():
+        answer = answer.replace(written, meant)
+    for dropped in _REMOVED:
+        # A unit is not inside the name of a TeX command: \left has an "ft".
+        pattern = rf"(\\[a-zA-Z]+)|{dropped}" if dropped.isalpha() else f"(){re.escape(dropped)}"
+        answer = re.sub(pattern, r"\1", answer)
+    answer = re.sub(r".*?\$(.*?)\$.*", r"$\1$", answer)
+    for wrapper in ("text", "textbf", "overline"):
+        answer = re.sub(rf"\\{wrapper}\{{(.*?)\}}", r"\1", answer)
+    answer = re.sub(r"\\boxed\{(.*)\}", r"\1", answer)
+    answer = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", answer)
+    answer = re.sub(r"sqrt(\[[^\]]*\])(\w)", r"sqrt\1{\2}", answer)
+    answer = re.sub(r"sqrt([^{\[])", r"sqrt{\1}", answer)
+    answer = answer.replace("$", "")
+    return answer.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+", answer) else answer

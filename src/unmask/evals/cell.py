@@ -1,0 +1,60 @@
+"""What is measured: a cell is one model, policy, settings and task; its result is one generation per item, scored.
+
+These are the records that the files of a run hold; see `store.py` for where they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "unmask.eval/1"
+TABLES = ("main", "ablation", "sensitivity", "blocks", "curves", "lengths", "speed")  # what a run may be for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of a table, with nothing left to default: what must be equal for two results to be comparable."""
+
+    model: str  # as the recipe names it
+    family: str  # 'llada' or 'dream'
+    policy: dict[str, Any]  # {'name': ..., and every parameter}
+    settings: dict[str, Any]  # every field of Settings
+    task: str
+    shots: int | None = None  # None: the task has none
+    template: str = "none"  # 'chat' (one user message) or 'none'
+    items: int = 0  # how many are asked for, after the limit
+    seed: int = 0  # of the items, where they are drawn
+    batch_size: int = 1
+    dtype: str = "float32"
+    device: str = "cpu"  # type only
+    headline: str = "correct"  # the score that tables show; `scores` of an item may have more
+    paper: bool = False  # whether the protocol is the paper's, so that its values may stand beside
+
+    @property
+    def key(self) -> str:
+        """A readable folder name that is the same for the same cell and different for any other."""
+        digest = hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=5).hexdigest()
+        words = f"{self.model.rstrip('/').rsplit('/', 1)[-1]}-{self.task}-{self.policy['name']}"
+        return "".join(c if c.isalnum() or c in "-_." else "-" for c in words) + f"-{digest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One finished item."""
+
+    id: int  # its number within the task
+    prompt: str
+    text: str  # what is scored: after the cuts of the protocol
+    token_ids: list[int]  # everything decoded
+    tokens_reference: int  # counted as the public wrapper of the family counts
+    tokens_answer: int  # up to the first end of text or stop string
+    passes: int
+    seconds: dict[str, float]  # 'model', 'policy', 'rest'; of a batch, the row's share
+    truncated: bool = False  # shots or text were left out to fit the model
+    note: dict[str, Any] = field(default_factory=dict)  # task-specific, e.g. the kind of item

@@ -1,0 +1,102 @@
+"""From a task's text to the tokens a model sees, and from what it decoded back to the text that is scored.
+
+Both follow the public wrapper of the model's family, byte for byte and count for count; the two families differ, which
+is why their columns are not comparable with each other. Knows nothing of lm-eval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unmask.engine.text import Ending
+from unmask.errors import UnknownName, UnmaskError
+from unmask.models.base import ModelSpec
+from unmask.models.tokenizer import TextCodec
+
+TEMPLATES = ("none", "chat")
+
+
+def template_of(family: str, model: str) -> str:
+    """'chat' for LLaDA checkpoints that are called instruct, else 'none': what the public scripts do.
+
+    They look for the word in the path, so that LLaDA-1.5 gets raw text, and Dream does even where it is an instruct.
+    """
+    return "chat" if family == "llada" and "instruct" in model.lower() else "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a model is given."""
+
+    ids: list[int]
+    text: str  # of the ids, special tokens included
+    truncated: bool
+
+
+def fitted_prompt(
+    spec: ModelSpec, codec: TextCodec, *, shots: Sequence[str], question: str, template: str, new_tokens: int
+) -> Prompt:
+    """The prompt with as many of the last shots as leave room for `new_tokens`; else the end of the question alone."""
+    if template not in TEMPLATES:
+        raise UnknownName("template", template, TEMPLATES)
+    room = spec.max_length - new_tokens
+    for first in range(len(shots) + 1):
+        ids = _encode(spec, codec, "".join([*shots[first:], question]), template)
+        if len(ids) <= room:
+            return Prompt(ids=ids, text=codec.decode(ids, special=True), truncated=first > 0)
+    words = codec.encode(question, special=False)
+    kept = len(words)
+    while len(ids) > room:
+        kept -= len(ids) - room
+        if kept <= 0:
+            raise UnmaskError(
+                f"{new_tokens} new tokens leave no room for a prompt in the {spec.max_length} positions of {spec.name}"
+            )
+        ids = _encode(spec, codec, codec.decode(words[-kept:]), template)
+    return Prompt(ids=ids, text=codec.decode(ids, special=True), truncated=True)
+
+
+def _encode(spec: ModelSpec, codec: TextCodec, text: str, template: str) -> list[int]:
+    if template == "chat":
+        return codec.chat([{"role": "user", "content": text}])
+    ids = codec.encode(text)
+    return [spec.bos_id, *ids] if spec.add_bos and spec.bos_id is not None and ids[:1] != [spec.bos_id] else ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was decoded, as it is scored and counted."""
+
+    text: str
+    tokens_reference: int  # as the public wrapper of the family counts
+    tokens_answer: int  # up to the first end of text or stop string
+
+
+def read_answer(
+    spec: ModelSpec, codec: TextCodec, ids: Sequence[int], *, until: Sequence[str], whole: bool = False
+) -> Answer:
+    """The answer among the decoded ids; `whole`: nothing is cut, as LLaDA's wrapper does it for HumanEval in chats."""
+    ids = [token for token in ids if token != spec.mask_id]  # left open behind an early stop
+    strings = () if whole and spec.convention == "llada" else tuple(until)
+    counted = ids
+    if spec.convention == "dream":
+        # Run-on text behind the cuts is counted by the public code, so it is here.
+        end = codec.token_text(spec.eos_id)
+        text = _cut(codec.decode(ids, special=True), (end, *strings))
+    elif whole:
+        text = codec.decode(ids)
+    else:
+        # The end-of-text token is no stop string: what was decoded behind it stays, and the last step drops the token.
+        counted = codec.encode(_cut(codec.decode(ids, special=True), strings), special=False)
+        text = codec.decode(counted)
+    kept, _, _ = Ending(token_ids=spec.end_ids, strings=strings, codec=codec).cut(ids)
+    reference = sum(token != spec.eos_id for token in counted)
+    return Answer(text=text, tokens_reference=reference, tokens_answer=len(kept))
+
+
+def _cut(text: str, strings: Sequence[str]) -> str:
+    """What stands before the strings, each looked for in what the one before has left."""
+    for string in strings:
+        text = text.partition(string)[0]
+    return text

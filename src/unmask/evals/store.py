@@ -1,0 +1,106 @@
+"""Results on disk, safe at any moment: every finished item is one line, written whole before the next begins.
+
+    RUN/cells/KEY/cell.json      the cell, versions, device, weights; whether other work shared the device (`shared`);
+                                 the run from which the whole folder was taken over (`taken_from`)
+    RUN/cells/KEY/items.jsonl    a Generation a line
+    RUN/cells/KEY/scores.jsonl   {"id": 3, "scores": {"correct": 1.0}} a line
+    RUN/cells/KEY/done.json      how many items there are; written when the last one is scored
+
+A line that a kill cut short is dropped on the next opening, and its item is done again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import UnmaskError
+from unmask.evals.cell import SCHEMA, Cell, Generation
+
+CELL, ITEMS, SCORES, DONE = "cell.json", "items.jsonl", "scores.jsonl", "done.json"
+
+
+class CellFolder:
+    """The files of one cell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        about = json.loads((folder / CELL).read_text(encoding="utf-8"))
+        if about.get("schema") != SCHEMA:
+            raise UnmaskError(f"{folder / CELL} is not of the form {SCHEMA}")
+        self.cell = Cell(**about["cell"])
+        self.about: dict[str, Any] = about
+        self.generations = {row["id"]: Generation(**row) for row in _lines(folder / ITEMS)}
+        self.scores: dict[int, dict[str, float]] = {row["id"]: row["scores"] for row in _lines(folder / SCORES)}
+
+    @classmethod
+    def open(cls, run: Path, cell: Cell, about: dict[str, Any]) -> CellFolder:
+        """The cell's folder in that run, made where it is missing; `about` is what else to note (versions, device)."""
+        folder = run / "cells" / cell.key
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / CELL).exists():
+            write_whole(folder / CELL, json.dumps({"schema": SCHEMA, "cell": cell.to_dict(), **about}, indent=1))
+        for name in (ITEMS, SCORES):
+            _mend(folder / name)
+        return cls(folder)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item is scored; a task may have fewer items than were asked for."""
+        return (self.folder / DONE).exists() or 0 < self.cell.items <= len(self.scores)
+
+    def note(self, **values: Any) -> None:
+        """Add to what is known of how the cell was measured."""
+        self.about |= values
+        write_whole(self.folder / CELL, json.dumps(self.about, indent=1))
+
+    def finish(self) -> None:
+        """Note that no item is left."""
+        write_whole(self.folder / DONE, json.dumps({"items": len(self.scores)}))
+
+    def add(self, generations: Iterable[Generation]) -> None:
+        """Write finished items, then know them."""
+        rows = list(generations)
+        _append(self.folder / ITEMS, [asdict(row) for row in rows])
+        self.generations |= {row.id: row for row in rows}
+
+    def add_scores(self, scores: dict[int, dict[str, float]]) -> None:
+        _append(self.folder / SCORES, [{"id": number, "scores": found} for number, found in scores.items()])
+        self.scores |= scores
+
+
+def cells_of(run: Path) -> list[CellFolder]:
+    """Every cell of a run, finished or not."""
+    return [CellFolder(path.parent) for path in sorted((run / "cells").glob(f"*/{CELL}"))]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            yield from (json.loads(line) for line in file if line.endswith("\n"))
+
+
+def _append(path: Path, rows: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line that has no end."""
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file so that nobody ever sees half of it."""
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,52 @@
+"""Which weights a result was made with: a short hash that differs for another checkpoint under the same name.
+
+Weights are not read whole, so that 16 GB cost no more than a glance: of every file the size, the header (names, types
+and places of the tensors) and samples spread evenly over the rest. A training step changes nearly all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from unmask.models.loading import checkpoint_folder
+from unmask.models.weights import files_of
+
+TOY = "toy"  # made from a fixed seed
+SAMPLES, SAMPLE_BYTES = 16, 64 * 1024
+_TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json")  # what the weights mean, and what prompts become
+
+
+def fingerprint(name: str, *, revision: str | None = None) -> str:
+    """Of a model as `unmask.load` takes it."""
+    return TOY if name == "toy" else fingerprint_of_folder(checkpoint_folder(name, revision=revision))
+
+
+def fingerprint_of_folder(folder: Path) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+
+    def add(path: Path, parts: Iterable[bytes]) -> None:
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        for part in parts:
+            digest.update(part)
+
+    for path in (folder / name for name in _TEXTS):
+        if path.exists():
+            add(path, [path.read_bytes()])
+    for path in files_of(folder):
+        add(path, _samples(path))
+    return digest.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """The header of a safetensors file, then pieces of its data, the last bytes among them."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        yield file.read(begin)
+        last = max(begin, size - SAMPLE_BYTES)
+        for number in range(SAMPLES):
+            file.seek(begin + (last - begin) * number // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)

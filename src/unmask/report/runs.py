@@ -1,0 +1,120 @@
+"""Reads run folders, as `unmask eval` writes them. A folder of runs stands for the runs in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import UnknownName, UnmaskError
+from unmask.evals.cell import TABLES
+from unmask.evals.store import cells_of
+from unmask.report.measured import Measured, measured
+from unmask.report.table import Column, Table, without_empty_columns, words
+
+# The order of rows: one token a pass, then rules by their age, ours last as in the paper. Others follow by name.
+POLICIES = ("entropy", "fixed", "margin", "random", "threshold", "factor", "eb")
+POLICIES += ("klass", "local_leap", "dawn", "dapd", "wino", "mean_field")
+TASKS = ("gsm8k", "math", "math500", "humaneval", "mbpp", "sudoku", "word_problems", "countdown", "list_functions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """A run folder: which table it is for, and its cells."""
+
+    name: str
+    table: str
+    title: str | None
+    about: dict[str, Any]
+    cells: list[Measured]
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs at these places, each once, in the order given."""
+    folders = list(dict.fromkeys(folder for path in paths for folder in _run_folders(path)))
+    names = _distinct_names(folders)
+    runs = [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+    if not any(cell.done for run in runs for cell in run.cells):
+        raise UnmaskError(f"no finished items yet in {', '.join(str(folder) for folder in folders)}")
+    return runs
+
+
+def _run_folders(path: Path) -> list[Path]:
+    path = path.resolve()
+    if not path.is_dir():
+        raise UnmaskError(f"no run at {path}: not a folder")
+    if (path / "cells").is_dir():
+        return [path]
+    inside = sorted(child for child in path.iterdir() if (child / "cells").is_dir())
+    if not inside:
+        raise UnmaskError(f"{path} is not a run: it has no folder 'cells', as `unmask eval --out {path.name}` makes it")
+    return inside
+
+
+def _distinct_names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, with those of their parents where two are alike."""
+    names = [folder.name for folder in folders]
+    return [
+        f"{folder.parent.name}/{name}" if names.count(name) > 1 else name
+        for folder, name in zip(folders, names, strict=True)
+    ]
+
+
+def _read(folder: Path, name: str) -> Run:
+    try:
+        path = folder / "run.json"
+        about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        cells = [measured(name, found) for found in cells_of(folder)]
+    except UnmaskError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UnmaskError(f"cannot read the run {folder}: {error}") from error
+    cells.sort(key=_order)
+    table = about.get("table") or "main"
+    if table not in TABLES:
+        raise UnknownName(f"table in {path}", str(table), TABLES)
+    return Run(name=name, table=table, title=about.get("title"), about=about, cells=cells)
+
+
+def _order(cell: Measured) -> tuple[Any, ...]:
+    asked = cell.cell
+    rank = POLICIES.index(cell.policy) if cell.policy in POLICIES else len(POLICIES)
+    task = next((at for at, name in enumerate(TASKS) if asked.task.startswith(name)), len(TASKS))
+    values = [*asked.policy.values(), asked.settings.get("block_size")]
+    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    return asked.model, task, asked.task, rank, cell.policy, numbers
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """Where the numbers come from; what all runs have in common is said once, below."""
+    rows = [_row(run) for run in runs]
+    columns = [Column(key=key, title=key, words=True) for key in rows[0]]
+    notes = []
+    for key in ("device", "versions"):
+        values = {row[key] for row in rows}
+        if len(values) == 1:
+            columns = [column for column in columns if column.key != key]
+            notes.append(f"{key.capitalize()}: {values.pop()}.")
+    entries = [{key: words(value) for key, value in row.items()} for row in rows]
+    return Table(name="runs", title="Runs", columns=without_empty_columns(columns, entries), rows=entries, notes=notes)
+
+
+def _row(run: Run) -> dict[str, str]:
+    versions = {name: text for cell in run.cells for name, text in cell.about.get("versions", {}).items()}
+    remarks = ["device shared with other work"] if any(not cell.timed for cell in run.cells) else []
+    if taken := sorted({cell.about["taken_from"] for cell in run.cells if "taken_from" in cell.about}):
+        count = sum("taken_from" in cell.about for cell in run.cells)
+        remarks.append(f"{count} of them measured in {', '.join(taken)}")
+    if unfinished := sum(not cell.complete for cell in run.cells):
+        remarks.append(f"{unfinished} not finished")
+    return {
+        "run": run.name,
+        "title": run.title or "",
+        "cells": str(len(run.cells)),
+        "remarks": "; ".join(remarks),
+        "device": ", ".join(dict.fromkeys(str(c.about.get("device_name") or c.cell.device) for c in run.cells)),
+        "versions": ", ".join(f"{name} {text}" for name, text in versions.items()),
+        "command": str(run.about.get("command") or ""),
+    }

@@ -1,0 +1,142 @@
+"""Our models behind lm-eval's interface: likelihoods for multiple choice, and the class as lm-eval makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lm_eval.tasks
+import pytest
+from benchmark_records import SEPARATOR, open_cell, run, with_model
+from doubles import Watched
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+
+import unmask
+from unmask.errors import UnmaskError
+from unmask.evals import harness
+from unmask.evals.language_model import UnmaskLM
+
+CHOICES = """
+task: which_sentence
+custom_dataset: !function records.sentences
+output_type: {kind}
+test_split: test
+fewshot_split: test
+num_fewshot: 0
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: gold
+target_delimiter: ""
+metric_list:
+  - {{metric: acc, aggregation: mean, higher_is_better: true}}
+"""
+RECORDS = """
+from datasets import Dataset
+
+ROWS = [
+    {"question": "Recite:", "choices": ["zebra zebra", "Every maske"], "gold": 1},
+    {"question": "Recite it:", "choices": ["Every maske", "Every mosko"], "gold": 0},
+    {"question": "Lie:", "choices": ["Every maske", "qqqqq qqqqq"], "gold": 1},
+]
+
+
+def sentences(**_):
+    return {"test": Dataset.from_list(ROWS)}
+"""
+
+
+def choice_task(folder: Path, kind: str = "multiple_choice") -> str:
+    (folder / "records.py").write_text(RECORDS)
+    path = folder / "which_sentence.yaml"
+    path.write_text(CHOICES.format(kind=kind))
+    return str(path)
+
+
+def test_multiple_choice_tasks_go_through_the_likelihood(tmp_path: Path, capfd):
+    task = choice_task(tmp_path)
+    about = harness.describe_benchmark(task, "llada", "x-instruct")
+    assert about == {"headline": "acc", "shots": 0, "template": "none", "items": 3}
+    folder = open_cell(tmp_path, task, items=3)
+    heard: list[int] = []
+    run(folder, None, on_item=lambda done, items: heard.append(done))
+    assert heard == [1, 2, 3]
+    assert folder.scores == {0: {"acc": 1.0}, 1: {"acc": 1.0}, 2: {"acc": 0.0}}
+    assert [folder.generations[number].text.strip() for number in range(3)] == ["Every maske"] * 3
+    assert all(len(found.note["loglikelihoods"]) == 2 for found in folder.generations.values())
+    assert capfd.readouterr() == ("", "")
+
+    watched: list[Watched] = []
+    llm = with_model(lambda model: watched.append(Watched(model)) or watched[0])
+    (folder.folder / "scores.jsonl").unlink()
+    again = open_cell(tmp_path, task, items=3)
+    run(again, None, llm=llm)
+    assert watched[0].computed == []
+    assert again.scores == folder.scores
+
+
+def test_a_limit_leaves_out_the_last_choices(tmp_path: Path):
+    folder = open_cell(tmp_path, choice_task(tmp_path), items=2)
+    run(folder, None)
+    assert sorted(folder.scores) == [0, 1]
+
+
+def test_items_of_a_group_of_tasks_are_numbered_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = Path(choice_task(tmp_path))
+    second = first.read_text().replace("which_sentence", "once_more")
+    (tmp_path / "once_more.yaml").write_text(second)
+    (tmp_path / "pair.yaml").write_text("group: pair\ntask: [which_sentence, once_more]\n")
+    manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False)
+    monkeypatch.setattr(harness, "_task_manager", lambda **_: manager)
+    assert harness.describe_benchmark("pair", "llada", "toy")["items"] == 6
+    whole = open_cell(tmp_path / "whole", "pair", items=6)
+    run(whole, None)
+    assert [whole.scores[number]["acc"] for number in range(6)] == [1.0, 1.0, 0.0, 1.0, 1.0, 0.0]
+    part = open_cell(tmp_path / "part", "pair", items=4)
+    run(part, None)
+    assert sorted(part.scores) == [0, 1, 3, 4]
+
+
+def test_a_lone_continuation_is_right_if_greedy_decoding_gives_it(tmp_path: Path):
+    rows = [{"question": "Recite:", "gold": "Every maske"}, {"question": "Recite:", "gold": "Every mosko"}]
+    records = RECORDS.partition("ROWS")[0] + f"ROWS = {rows}\n" + RECORDS.partition("]\n\n")[2]
+    (tmp_path / "records.py").write_text(records)
+    task = tmp_path / "lone.yaml"
+    task.write_text(CHOICES.format(kind="loglikelihood").replace('doc_to_choice: "{{choices}}"\n', ""))
+    folder = open_cell(tmp_path, str(task), items=2)
+    run(folder, None)
+    assert [folder.generations[number].note["greedy"] for number in (0, 1)] == [[True], [False]]
+    assert folder.scores == {0: {"acc": 1.0}, 1: {"acc": 0.0}}
+
+
+def test_spaces_between_context_and_continuation_go_with_the_continuation():
+    context, continuation = UnmaskLM("toy")._pair("Recite: ", "Every")
+    assert context.text == "Recite:" + SEPARATOR
+    assert continuation == unmask.load("toy").codec.encode(" Every", special=False)
+
+
+def test_running_text_is_refused_in_one_line(tmp_path: Path):
+    with pytest.raises(UnmaskError, match="which_sentence wants the perplexity of running text"):
+        harness.describe_benchmark(choice_task(tmp_path, "loglikelihood_rolling"), "llada", "toy")
+    with pytest.raises(NotImplementedError, match="perplexity of running text"):
+        UnmaskLM("toy").loglikelihood_rolling([])
+
+
+def test_code_that_would_run_outside_the_sandbox_is_refused(tmp_path: Path):
+    path = Path(choice_task(tmp_path))
+    path.write_text(path.read_text() + "unsafe_code: true\n")
+    with pytest.raises(UnmaskError, match="which_sentence runs code that a model wrote, outside our sandbox"):
+        run(open_cell(tmp_path, str(path)), None)
+
+
+def test_lm_eval_finds_the_model_by_name_and_makes_it_from_its_own_arguments():
+    assert get_model("unmask") is UnmaskLM
+    arguments = {"batch_size": "4", "device": "cpu", "max_batch_size": None}
+    model = UnmaskLM.create_from_arg_string("pretrained=toy,policy=fixed,max_tokens=8", arguments)
+    assert model.batch_size == 4
+    request = {"request_type": "generate_until", "doc": {}, "idx": 0}
+    requests = [
+        Instance(arguments=("Say:", {"until": ["y"]}), metadata=("t", number, 1), **request) for number in (0, 0, 1)
+    ]
+    assert model.generate_until(requests) == ["Ever"] * 3
+    with pytest.raises(UnmaskError, match="batch_size must be a whole number of at least 1, got 'auto'"):
+        UnmaskLM("toy", batch_size="auto")

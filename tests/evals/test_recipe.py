@@ -1,0 +1,239 @@
+"""Recipes: what they mean, and what is said about wrong ones. No model is loaded here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unmask import policies
+from unmask.errors import UnmaskError
+from unmask.evals.cell import Cell
+from unmask.evals.expand import Facts, decoding_of, expand
+from unmask.evals.recipe import Recipe, parse, read
+
+GOOD: dict[str, Any] = {"model": "toy", "policy": "mean_field", "tasks": ["sudoku"]}
+LLADA = Facts(family="llada", preset="GSAI-ML/LLaDA-8B-Instruct", dtype="bfloat16", device="cuda")
+DREAM = Facts(family="dream", preset="Dream-org/Dream-v0-Instruct-7B", dtype="bfloat16", device="cuda")
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def cells(recipe: Recipe, facts: Facts = LLADA) -> list[Cell]:
+    return expand(recipe, recipe.models[0], facts)
+
+
+def cell_of(facts: Facts = LLADA, **changes: Any) -> Cell:
+    (cell,) = cells(parse(GOOD | changes), facts)
+    return cell
+
+
+def test_every_combination_is_a_cell_and_none_comes_twice() -> None:
+    recipe = parse(
+        {
+            "models": ["toy", "tiny"],
+            "policies": ["threshold", {"name": "fixed", "block_size": 8}],
+            "settings": [{"block_size": 8}, {"block_size": 16}],
+            "tasks": ["sudoku", "countdown-3"],
+        }
+    )
+    found = [(cell.task, cell.policy["name"], cell.settings["block_size"]) for cell in cells(recipe)]
+    per_task = [("threshold", 8), ("threshold", 16), ("fixed", 8)]
+    assert found == [(task, *rest) for task in ("sudoku", "countdown-3") for rest in per_task]
+    assert [model.path for model in recipe.models] == ["toy", "tiny"]
+
+
+def test_a_policy_by_name_is_the_preset_of_family_and_task() -> None:
+    for facts, task, expected in ((LLADA, "humaneval", 0.9), (LLADA, "gsm8k", 0.6), (DREAM, "mbpp", 0.9)):
+        cell = cell_of(facts, policy="klass", tasks=[task])
+        assert cell.policy["confidence"] == expected
+        assert decoding_of(cell)[0] == policies.preset("klass", facts.preset, task)
+    assert cell_of(DREAM, policy="klass", tasks=["gsm8k"]).settings["top_p"] == 0.95
+
+
+def test_a_mapping_changes_fields_of_the_preset_and_keeps_the_others() -> None:
+    cell = cell_of(DREAM, policy={"name": "klass", "confidence": 0.5}, tasks=["gsm8k"])
+    assert (cell.policy["confidence"], cell.policy["kl"], cell.policy["convention"]) == (0.5, 0.001, "dream")
+
+
+@pytest.mark.parametrize(
+    ("task", "policy", "settings", "expected"),
+    [
+        ("sudoku", "mean_field", {}, (82, 82)),  # the task's own, not the block that mean-field has on benchmarks
+        ("word_problems", "klass", {"max_tokens": 64}, (64, 32)),
+        ("gsm8k", "mean_field", {}, (256, 20)),
+        ("gsm8k", "klass", {}, (256, 64)),
+        ("gsm8k", "threshold", {}, (256, 32)),
+        ("gsm8k", "klass", {"block_size": 16}, (256, 16)),
+        ("gsm8k", {"name": "klass", "block_size": 8}, {"block_size": 16}, (256, 8)),
+    ],
+)
+def test_lengths_come_from_task_then_preset_then_recipe_then_policy(
+    task: str, policy: Any, settings: dict[str, int], expected: tuple[int, int]
+) -> None:
+    resolved = cell_of(tasks=[task], policy=policy, settings=settings).settings
+    assert (resolved["max_tokens"], resolved["block_size"]) == expected
+
+
+def test_batches_are_large_on_tiny_tasks_and_one_where_speed_is_compared() -> None:
+    on_cpu = Facts(family="llada", preset="llada", dtype="float32", device="cpu")
+    assert [cell_of(facts).batch_size for facts in (LLADA, on_cpu)] == [512, 32]
+    assert cell_of(tasks=["gsm8k"]).batch_size == 1
+    assert cell_of(tasks=["gsm8k"], batch_size=4).batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"limit": 10}, True),
+        ({"batch_size": 2}, False),
+        ({"shots": 0}, False),
+        ({"settings": {"max_tokens": 128}}, False),
+        ({"settings": {"cache": "dual"}}, False),
+        ({"model": "GSAI-ML/LLaDA-8B-Base"}, False),
+        ({"tasks": ["math500"]}, False),
+    ],
+)
+def test_the_papers_values_stand_only_beside_its_own_protocol(changes: dict[str, Any], expected: bool) -> None:
+    wanted = {"model": "GSAI-ML/LLaDA-8B-Instruct", "policy": "threshold", "tasks": ["gsm8k"]}
+    assert cell_of(**wanted | changes).paper is expected
+
+
+def test_revisions_of_a_model_are_different_models() -> None:
+    recipe = parse(GOOD | {"model": [{"path": "a", "revision": "old"}, "a"]})
+    assert [expand(recipe, model, LLADA)[0].model for model in recipe.models] == ["a@old", "a"]
+
+
+def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
+    values = GOOD | {"models": ["a", {"path": "b", "dtype": "float16"}], "limit": 5, "dtype": "bfloat16"}
+    del values["model"]
+    assert [model.dtype for model in parse(values).models] == ["bfloat16", "float16"]
+    flags = {"limit": 3, "tasks": ["countdown"], "dtype": "float32", "batch_size": None}
+    recipe = parse(values, flags)
+    assert (recipe.limit, recipe.tasks, recipe.batch_size) == (3, ("countdown",), None)
+    assert [model.dtype for model in recipe.models] == ["float32", "float32"]
+    assert [model.path for model in parse(values, {"model": ["c"]}).models] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"polices": ["fixed"]}, "unknown recipe key 'polices'; did you mean 'policies'?"),
+        ({"models": ["toy"]}, "model and models are both given"),
+        ({"policies": ["fixed"]}, "policy and policies are both given"),
+        ({"gen_length": 128}, "here it is max_tokens, in settings"),
+        ({"settings": {"block_length": 8}}, "unknown setting 'block_length'; here it is block_size"),
+        ({"settings": {"steps": 64}}, "tokens_per_pass or passes of a policy"),
+        ({"settings": {"remasking": "low_confidence"}}, "low_confidence is fixed"),
+        ({"settings": {"threshold": 0.9}}, "it is a parameter of a policy: policy: {name: "),
+        ({"settings": {"blocksize": 8}}, "unknown setting 'blocksize'; did you mean 'block_size'?"),
+        ({"settings": {"block_size": 0}}, "settings: block_size must be a whole number of at least 1, got 0"),
+        ({"settings": [8]}, "settings must be a mapping or a list of mappings, got 8"),
+        ({"max_tokens": 8}, "it is a setting: settings: {max_tokens: ...}"),
+        ({"threshold": 0.9}, "it is a parameter of a policy"),
+        ({"num_fewshot": 3}, "here it is shots"),
+        ({"policy": "mean_feild"}, "policy: unknown policy 'mean_feild'; did you mean 'mean_field'?"),
+        ({"policy": {"name": "mean_field", "tau": 0.9}}, "unknown parameter of mean_field 'tau'"),
+        ({"policy": {"name": "mean_field", "threshold": 3}}, "threshold must be a number in"),
+        ({"policy": {"threshold": 0.9}}, "a policy is a name, or a mapping with a name"),
+        ({"policy": {"name": "fixed", "steps": 9}}, "unknown parameter of fixed 'steps'; here it is tokens_per_pass"),
+        ({"model": {"path": "toy", "torch_dtype": "float16"}}, "unknown key of a model 'torch_dtype'"),
+        ({"model": 7}, "a model is a name or a folder"),
+        ({"dtype": "float8"}, "dtype: unknown dtype 'float8'"),
+        ({"tasks": []}, "tasks is missing"),
+        ({"tasks": ["sudokus"]}, "unknown task 'sudokus'; did you mean 'sudoku'?"),
+        ({"tasks": ["gsm-8k"]}, "did you mean 'gsm8k'?"),
+        ({"tasks": ["sudoku", "sudoku"]}, "tasks has 'sudoku' twice"),
+        ({"limit": 0}, "limit must be a whole number of at least 1, got 0"),
+        ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
+        ({"shots": 3}, "shots is given, but sudoku take none"),
+        ({"table": "mian"}, "unknown table 'mian'; did you mean 'main'?"),
+        ({"data_dir": "/not/there"}, "data_dir /not/there is not a folder"),
+        ({"allow_unsandboxed": "yes"}, "allow_unsandboxed must be true or false"),
+        ({"shared": 1}, "shared must be true or false, got 1"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line_that_names_file_and_key(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnmaskError) as caught:
+        parse(GOOD | changes, source="some.yaml")
+    message = str(caught.value)
+    assert message.startswith("some.yaml: ")
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("model: [", "is not YAML"), ("- toy", "must be a mapping"), ("", "must be a mapping"), (None, "cannot read")],
+)
+def test_a_file_that_is_no_recipe_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "bad.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UnmaskError, match=said) as caught:
+        read(path)
+    assert "bad.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_other_name_may_be_a_task_of_lm_eval() -> None:
+    assert parse(GOOD | {"tasks": ["arc_challenge"]}).tasks == ("arc_challenge",)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(RECIPES)))
+def test_every_shipped_recipe_can_be_run(path: Path) -> None:
+    recipe = read(path)
+    for checkpoint in recipe.models:
+        facts = DREAM if "Dream" in checkpoint.path else LLADA
+        found = expand(recipe, checkpoint, facts)
+        assert all(cell.paper for cell in found) == (path.parent == RECIPES)
+        for cell in found:
+            decoding_of(cell)
+
+
+def test_the_shipped_main_table_has_every_row_of_the_papers() -> None:
+    recipe = read(RECIPES / "main.yaml")
+    assert {model.path.split("/")[1] for model in recipe.models} == {
+        "LLaDA-8B-Instruct",
+        "LLaDA-1.5",
+        "Dream-v0-Instruct-7B",
+    }
+    assert {choice.name for choice in recipe.policies} == {
+        *("entropy", "klass", "local_leap", "dawn", "mean_field", "threshold")
+    }
+    assert set(recipe.tasks) == {"gsm8k", "math", "humaneval", "mbpp"}
+
+
+def test_the_tiny_main_table_has_every_policy() -> None:
+    named = {choice.name for choice in read(RECIPES / "tiny" / "main.yaml").policies}
+    assert named == {name for name in policies.names() if type(policies.get(name)).__module__.startswith("unmask.")}
+
+
+def test_the_tiny_curves_have_the_slowest_point_of_every_policy_that_counts_tokens() -> None:
+    """AUP begins at a policy's slowest point: without it, a policy that is bad at every speed would look good."""
+    choices = read(RECIPES / "tiny" / "curves.yaml").policies
+    for name in ("fixed", "entropy", "margin", "random"):
+        assert {1, 8} <= {c.parameters["tokens_per_pass"] for c in choices if c.name == name}
+
+
+@pytest.mark.parametrize("target", ["paper", "paper-full"])
+def test_make_runs_every_tiny_recipe_and_only_speed_has_the_device_alone(target: str) -> None:
+    command = ["make", "--dry-run", "--no-print-directory", target]
+    made = subprocess.run(
+        command, cwd=RECIPES.parent, capture_output=True, text=True, check=True, env=_plain_environment()
+    )
+    lines = [line for line in made.stdout.splitlines() if "unmask eval recipes/tiny/" in line]
+    recipes = [line.split("recipes/tiny/")[1].split(".yaml")[0] for line in lines]
+    # few-passes belongs to the page about tiny, not to the paper.
+    assert {*recipes, "few-passes"} == {path.stem for path in (RECIPES / "tiny").glob("*.yaml")}
+    assert [recipe for recipe, line in zip(recipes, lines, strict=True) if "--shared" not in line] == ["speed"]
+    assert recipes[-1] == "speed"
+    assert set(recipes[:5]) == {"main"}  # whose rows the others take over
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without what a make that runs the tests passes on to one that it starts."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}

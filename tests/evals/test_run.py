@@ -1,0 +1,301 @@
+"""Runs on disk: what is written, what a second call does, and what is left after a kill. The toy model is enough."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unmask import cli, sandbox, tasks
+from unmask.errors import UnmaskError, WorkFailed
+from unmask.evals import run as runs
+from unmask.evals.recipe import Recipe, parse
+from unmask.evals.run import Progress, run
+from unmask.evals.store import CellFolder, cells_of
+from unmask.evals.tiny_suite import find, items_of, names
+
+VALUES: dict[str, Any] = {
+    "model": "toy",
+    "policies": ["threshold", {"name": "fixed", "tokens_per_pass": 8}],
+    "settings": {"max_tokens": 16},
+    "tasks": ["countdown-3", "sudoku"],
+    "limit": 5,
+    "batch_size": 2,
+    "device": "cpu",
+}
+
+
+def recipe_of(**changes: Any) -> Recipe:
+    return parse(VALUES | changes)
+
+
+def untimed(folder: Path) -> dict[str, Any]:
+    """Everything in a run that must not depend on when and how often it was interrupted."""
+    found = {}
+    for cell in cells_of(folder):
+        rows = {number: replace(row, seconds={}) for number, row in cell.generations.items()}
+        found[cell.cell.key] = (rows, cell.scores)
+    return found
+
+
+def lines_of(folder: Path, name: str) -> list[int]:
+    """The ids of the lines of every such file, so that one done twice would show."""
+    text = "".join(path.read_text() for path in sorted(folder.glob(f"cells/*/{name}")))
+    return [json.loads(line)["id"] for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(recipe_of(), out=folder, command="unmask eval x.yaml")
+    return folder
+
+
+def test_a_run_says_how_it_was_made(whole: Path) -> None:
+    about = json.loads((whole / "run.json").read_text())
+    assert about["command"] == "unmask eval x.yaml"
+    assert about["resolved"]["limit"] == 5
+    assert {"unmask", "torch", "python"} <= about["versions"].keys()
+    assert about["models"]["toy"] == {"family": "llada", "preset": "llada", "dtype": "float32", "device": "cpu"}
+    for cell in cells_of(whole):
+        assert cell.complete
+        assert cell.about["device_name"]
+        assert "warm_up" in cell.about
+        assert cell.cell.settings["max_tokens"] == 16
+        assert cell.cell.policy.keys() > {"name"}
+
+
+def test_every_item_has_its_tokens_passes_times_and_score(whole: Path) -> None:
+    for cell in cells_of(whole):
+        items = items_of(cell.cell)
+        assert cell.generations.keys() == cell.scores.keys() == set(range(5))
+        for number, row in cell.generations.items():
+            assert row.prompt == items[number].prompt
+            assert len(row.token_ids) == 16
+            assert 0 < row.passes <= 16
+            assert row.tokens_answer <= row.tokens_reference <= 16
+            assert row.seconds.keys() == {"model", "policy", "rest"}
+            assert row.note == {"kind": items[number].kind}
+            assert cell.scores[number] == {"correct": float(find(cell.cell.task).check(items[number], row.text))}
+        if cell.cell.policy["name"] == "fixed":
+            assert {row.passes for row in cell.generations.values()} == {2}
+
+
+def test_a_complete_run_is_not_touched_and_loads_no_model(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    monkeypatch.setattr(runs, "load", lambda *args, **options: pytest.fail("a model was loaded"))
+    finished = run(recipe_of(), out=whole)
+    assert (finished.new_cells, finished.new_items) == (0, 0)
+    assert [cell.complete for cell in finished.cells] == [True] * 4
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+class _Stop(Exception):
+    pass
+
+
+def test_a_run_goes_on_where_it_was_left_and_ends_the_same(whole: Path, tmp_path: Path) -> None:
+    out, seen = tmp_path / "run", []
+
+    def stop_in_the_second_cell(now: Progress) -> None:
+        seen.append(now)
+        if now.number == 2 and now.done:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        run(recipe_of(), out=out, on_progress=stop_in_the_second_cell)
+    assert sorted(len(cell.scores) for cell in cells_of(out)) == [0, 0, 2, 5]
+    finished = run(recipe_of(), out=out, on_progress=seen.append)
+    assert finished.new_items == 4 * 5 - 7
+    assert (seen[-1].number, seen[-1].cells, seen[-1].share) == (4, 4, 1.0)
+    assert untimed(out) == untimed(whole)
+
+
+def test_half_a_line_is_dropped_and_an_item_without_score_is_scored(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(recipe_of(), out=out)
+    for cell in cells_of(out):
+        (cell.folder / "done.json").unlink()
+        for name, keep in (("items.jsonl", 3), ("scores.jsonl", 2)):
+            kept = (cell.folder / name).read_text().splitlines(keepends=True)
+            (cell.folder / name).write_text("".join(kept[:keep]) + kept[keep][:9])
+    finished = run(recipe_of(), out=out)
+    assert (finished.new_cells, finished.new_items) == (4, 4 * 2)
+    assert untimed(out) == untimed(whole)
+    assert sorted(lines_of(out, "items.jsonl")) == sorted(lines_of(out, "scores.jsonl")) == sorted([*range(5)] * 4)
+
+
+def test_a_cell_that_only_lacks_scores_is_scored_without_decoding(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(recipe_of(), out=out)
+    for cell in cells_of(out):
+        (cell.folder / "done.json").unlink()
+        (cell.folder / "scores.jsonl").unlink()
+    finished = run(recipe_of(), out=out)
+    assert (finished.new_cells, finished.new_items) == (4, 0)
+    assert untimed(out) == untimed(whole)
+
+
+def test_an_answer_is_the_same_in_any_batch(whole: Path, tmp_path: Path) -> None:
+    run(recipe_of(batch_size=5), out=tmp_path / "run")
+    texts = [
+        {(cell.cell.task, cell.cell.policy["name"]): {n: r.text for n, r in cell.generations.items()} for cell in found}
+        for found in (cells_of(whole), cells_of(tmp_path / "run"))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_folder_belongs_to_one_recipe(whole: Path) -> None:
+    with pytest.raises(UnmaskError, match="holds a run with other values of limit, seed; choose another --out"):
+        run(recipe_of(limit=6, seed=1), out=whole)
+    with pytest.raises(UnmaskError, match="other values of models"):
+        run(parse(VALUES, {"dtype": "bfloat16"}), out=whole)
+
+
+def test_only_one_process_works_in_a_folder(tmp_path: Path) -> None:
+    def run_again(now: Progress) -> None:
+        with pytest.raises(WorkFailed, match="another process is at work in"):
+            run(recipe_of(), out=tmp_path)
+
+    run(recipe_of(limit=1, tasks=["sudoku"]), out=tmp_path, on_progress=run_again)
+
+
+def test_what_a_model_cannot_do_is_said_before_anything_runs(tmp_path: Path, dream_folder: Path) -> None:
+    recipe = recipe_of(model=str(dream_folder), policies=["threshold", "wino"])
+    with pytest.raises(UnmaskError, match="wino"):
+        run(recipe, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "cells").exists()
+
+
+def test_programs_are_refused_before_decoding_where_nothing_contains_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise UnmaskError("no sandbox")
+
+    monkeypatch.setattr(sandbox, "require", refuse)
+    with pytest.raises(UnmaskError, match="no sandbox"):
+        run(recipe_of(tasks=["list_functions"]), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "cells").exists()
+
+
+def test_items_are_the_same_for_all_policies_and_grow_with_the_limit(whole: Path) -> None:
+    by_task: dict[str, set[tuple[str, ...]]] = {}
+    for cell in cells_of(whole):
+        by_task.setdefault(cell.cell.task, set()).add(tuple(cell.generations[n].prompt for n in range(5)))
+    assert [len(prompts) for prompts in by_task.values()] == [1, 1]
+    for name in names():
+        assert find(name).generate(0, 4) == find(name).generate(0, 9)[:4]
+
+
+def test_both_sizes_of_countdown_have_names() -> None:
+    assert find("countdown-4") == tasks.get("countdown", numbers=4)
+    assert find("countdown") == tasks.get("countdown")
+
+
+def test_another_backend_is_looked_up_among_the_installed_ones() -> None:
+    assert runs.backend_named("local") is run
+    with pytest.raises(UnmaskError, match="unknown backend 'locl'; did you mean 'local'"):
+        runs.backend_named("locl")
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(json.dumps(VALUES))  # JSON is YAML
+    return path
+
+
+def test_the_command_prints_a_table_then_has_nothing_left_to_do(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(recipe_file.parent)
+    command = ["eval", "small.yaml", "--limit", "2", "--task", "sudoku"]
+    assert cli.run(command) == 0
+    shown = capsys.readouterr()
+    assert "accuracy %" in shown.out
+    assert shown.out.count("sudoku") == 2
+    assert "cell 2 of 2: sudoku, fixed, 2 items, 100% of the work" in shown.err
+    assert (recipe_file.parent / "runs" / "small" / "run.json").exists()
+    assert cli.run([*command, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [json.loads(line)["cell"]["task"] for line in shown.out.splitlines()] == ["sudoku", "sudoku"]
+    assert "nothing left to do: runs/small is complete" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["missing.yaml"], "cannot read the recipe missing.yaml"),
+        (["small.yaml", "--backend", "rya"], "unknown backend 'rya'"),
+        (["small.yaml", "--model", "no/such/folder"], "there is no such folder"),
+        (["small.yaml", "--limit", "0"], "limit"),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    recipe_file: Path,
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(recipe_file.parent)
+    assert cli.run(["eval", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_an_interrupt_says_how_to_go_on(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "load", interrupt)
+    out = str(recipe_file.parent / "run")
+    assert cli.run(["eval", str(recipe_file), "--out", out]) == 1
+    error = capsys.readouterr().err
+    assert error == f"unmask: interrupted; every finished item is in {out}, the same command goes on\n"
+
+
+@pytest.mark.slow
+def test_a_killed_run_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
+    recipe = recipe_of(limit=40, policies=["fixed"], settings={"max_tokens": 48}, tasks=["countdown-3", "countdown-4"])
+    whole = tmp_path / "apart" / "whole"  # not beside the other, which would take it over
+    run(recipe, out=whole)
+    path = tmp_path / "kill.yaml"
+    values = {**VALUES, "limit": 40, "policies": ["fixed"], "settings": {"max_tokens": 48}}
+    path.write_text(json.dumps(values | {"tasks": ["countdown-3", "countdown-4"]}))
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "unmask", "eval", str(path), "--out", str(out)]
+    for wanted in (6, 50):  # once in the first cell, once in the second
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+        deadline = time.monotonic() + 120
+        while len(_complete_lines(out)) < wanted:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    done = len(_complete_lines(out))
+    assert done < 80
+    finished = run(recipe, out=out)
+    assert all(CellFolder(cell.folder).complete for cell in finished.cells)
+    assert finished.new_items >= 80 - done
+    assert untimed(out) == untimed(whole)
+    assert sorted(lines_of(out, "items.jsonl")) == sorted(lines_of(out, "scores.jsonl")) == sorted([*range(40)] * 2)
+
+
+def _complete_lines(out: Path) -> list[bytes]:
+    content = b"".join(path.read_bytes() for path in out.glob("cells/*/items.jsonl"))
+    return content.split(b"\n")[:-1]

@@ -1,0 +1,165 @@
+"""Curves of several runs, response lengths, speed for its own sake, and what is left where a device was shared."""
+
+import json
+
+import numpy as np
+import pytest
+from synthetic_runs import cell_of, describe, write
+
+from unmask.evals.statistics import aup
+from unmask.report import report
+
+
+def table_of(made, start):
+    return next(table for table in made.tables if table.name.startswith(start))
+
+
+def keys(table):
+    return [column.key for column in table.columns]
+
+
+def shared_run(run):
+    describe(run, "main")
+    write(run, cell_of("entropy"), passes=128.0, right=0.9, about={"shared": True})
+    write(run, cell_of(), passes=8.0, right=0.8, about={"shared": True})
+
+
+def test_a_shared_device_leaves_no_times_only_passes_and_answers(tmp_path):
+    shared_run(tmp_path)
+    made = report([tmp_path])
+    table = table_of(made, "main-tiny-sudoku")
+    assert not {"tokens_per_second", "speedup"} & set(keys(table))
+    assert [row["fewer_passes"].main for row in table.rows] == ["1.00×", "16.00×"]
+    assert "p" in keys(table)
+    assert sum("other work shared the device while its rows" in note for note in table.notes) == 1
+    assert not any("TPS counts" in note or "Speed-up" in note for note in table.notes)
+    details = table_of(made, "main-tiny-sudoku-details")
+    assert not [key for key in keys(details) if "second" in key]
+    assert "tokens_per_pass_answer" in keys(details)
+    for cell in made.to_dict()["cells"]:
+        assert cell["shared"] is True
+        assert cell["seconds"] is cell["tokens_per_second_reference"] is cell["speedup_answer"] is None
+        assert cell["tokens_per_pass_answer"]["value"] > 0
+
+
+def test_one_shared_row_among_others_is_named_and_is_no_baseline(tmp_path):
+    write(tmp_path, cell_of("entropy"), passes=128.0, right=0.9, about={"shared": True})
+    write(tmp_path, cell_of(), passes=8.0, right=0.8)
+    table = table_of(report([tmp_path]), "main-tiny-sudoku")
+    base, ours = table.rows
+    assert base["tokens_per_second"].value is None
+    assert ours["tokens_per_second"].value > 0
+    assert ours["speedup"].value is None
+    assert ours["fewer_passes"].value == 16.0
+    assert any("No TPS, no seconds for entropy:" in note for note in table.notes)
+
+
+def test_a_curve_is_made_of_all_runs_whatever_their_device(tmp_path):
+    for run in ("gpu", "cpu"):
+        describe(tmp_path / run, "curves")
+    gpu = {"device": "cuda", "dtype": "float16", "batch_size": 512}
+    answers = {0.95: [i < 38 for i in range(40)], 0.8: [i < 37 for i in range(40)]}
+    write(tmp_path / "gpu", cell_of(threshold=0.95, **gpu), passes=20.0, right=answers[0.95])
+    write(tmp_path / "gpu", cell_of(threshold=0.8, **gpu), passes=10.0, right=answers[0.8], done=7)
+    write(tmp_path / "gpu", cell_of(threshold=0.5, **gpu), passes=4.0, right=0.5, done=0)
+    write(tmp_path / "cpu", cell_of(threshold=0.8), passes=10.0, right=answers[0.8])
+    write(tmp_path / "cpu", cell_of("fixed"), passes=128.0, right=[True] * 40)
+    made = report([tmp_path])
+    (areas,) = [table for table in made.tables if table.name.startswith("aup")]
+    entry = next(row for row in areas.rows if row["label"].text == "mean_field")["sudoku_aup"]
+    assert entry.value == pytest.approx(aup([(58 / 20, 95.0), (58 / 10, 92.5)], 100.0).value)
+    points = table_of(made, "curves-tiny-sudoku")
+    assert [row["passes"].value for row in points.rows] == [128.0, 20.0, 10.0]
+    assert all(row["fewer_passes"].value == 128 / row["passes"].value for row in points.rows)
+    for table in (areas, points):
+        assert any("left out, as not finished: mean_field (threshold=0.5), 0 of 40 items." in n for n in table.notes)
+
+
+def test_lengths_are_compared_with_the_shortest_of_their_task(tmp_path):
+    describe(tmp_path, "lengths")
+    for task in ("sudoku", "countdown-3"):
+        for length in (256, 128):
+            right = [i % 4 != 0 if length == 128 else i % 5 != 0 for i in range(40)]
+            cell = cell_of("threshold", threshold=0.9, task=task, max_tokens=length, block_size=length)
+            write(tmp_path, cell, passes=length / 8, right=right)
+    (table,) = [table for table in report([tmp_path]).tables if table.name.startswith("lengths")]
+    assert [(row["task"].text, row["max_tokens"].value) for row in table.rows] == [
+        ("sudoku", 128),
+        ("sudoku", 256),
+        ("countdown-3", 128),
+        ("countdown-3", 256),
+    ]
+    short, long = {i for i in range(40) if i % 4}, {i for i in range(40) if i % 5}
+    assert table.rows[1]["won_lost"].text == f"{len(long - short)} : {len(short - long)}"
+    assert "won_lost" not in table.rows[0]
+    assert list(table.sections) == [2]
+
+
+def test_the_speed_table_says_where_the_time_goes_and_leaves_accuracy_to_others(tmp_path):
+    describe(tmp_path, "speed")
+    write(tmp_path, cell_of("entropy", items=8), passes=128.0, right=0.9)
+    write(tmp_path, cell_of(items=8), passes=[8 + i % 3 for i in range(8)], right=0.9)
+    table = table_of(report([tmp_path]), "speed-tiny-sudoku")
+    base, ours = table.rows
+    assert "accuracy" not in keys(table)
+    assert base["model_pass"].value == ours["model_pass"].value == pytest.approx(10.0)
+    assert ours["policy_pass"].value == pytest.approx(1.0)
+    passes = np.array([8 + i % 3 for i in range(8)])
+    assert ours["rest_pass"].value == pytest.approx(np.median(2 / passes))
+    assert ours["fewer_passes"].value == pytest.approx(128 * 8 / passes.sum())
+    assert ours["speedup"].value == pytest.approx(ours["tokens_per_second"].value / base["tokens_per_second"].value)
+
+
+def test_a_speed_run_does_not_change_the_overview_of_the_main_table(tmp_path):
+    for name, table, items, right in (("main", "main", 40, 0.5), ("few", "main", 4, 1.0), ("speed", "speed", 4, 1.0)):
+        describe(tmp_path / name, table)
+        for task in ("sudoku", "countdown-3"):
+            write(
+                tmp_path / name,
+                cell_of(task=task, items=items),
+                passes=8.0,
+                right=[i < right * items for i in range(items)],
+            )
+    made = report([tmp_path])
+    (row,) = table_of(made, "overview").rows
+    assert row["sudoku_accuracy"].value == row["countdown-3_accuracy"].value == 50.0
+
+
+def test_a_block_size_meets_the_baseline_of_its_own_block_only(tmp_path):
+    for run in ("blocks", "regions"):
+        describe(tmp_path / run, "blocks")
+    for size in (16, 32, 128, 512):
+        write(tmp_path / "blocks", cell_of(block_size=size), passes=12.0, right=0.9)
+    for size in (16, 128):
+        write(tmp_path / "regions", cell_of("fixed", block_size=size), passes=128.0, right=0.9)
+    rows = table_of(report([tmp_path]), "blocks-tiny-sudoku").rows
+    ours = {row["block_size"].value: row for row in rows if row["label"].text == "mean_field"}
+    assert list(ours) == [16, 32, 128]  # an answer of 128 tokens has no larger block
+    assert [size for size, row in ours.items() if "p" in row] == [16, 128]
+
+
+def test_runs_say_what_was_shared_taken_over_and_left_unfinished(tmp_path):
+    describe(tmp_path, "main")
+    write(tmp_path, cell_of("entropy"), passes=128.0, right=0.9, about={"taken_from": "main-a"})
+    write(tmp_path, cell_of(), passes=8.0, right=0.9, done=3, about={"shared": True})
+    table = table_of(report([tmp_path]), "runs")
+    said = "device shared with other work; 1 of them measured in main-a; 1 not finished"
+    assert table.rows[0]["remarks"].text == said
+    assert table.notes[0] == "Device: a CPU."
+
+
+def test_a_note_that_many_tables_have_is_said_once_on_the_page(tmp_path):
+    for task in ("sudoku", "countdown-3", "countdown-4"):
+        write(tmp_path / "run", cell_of("entropy", task=task), passes=128.0, right=0.9)
+        write(tmp_path / "run", cell_of(task=task), passes=8.0, right=0.9)
+    made = report([tmp_path / "run"], out=tmp_path / "out", formats=["markdown", "latex", "csv", "json"])
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert page.count("Wilson for accuracy") == 1
+    assert page.index("How to read the tables") < page.index("Wilson for accuracy") < page.index("overview")
+    assert "```" not in page
+    alone = (tmp_path / "out" / "tables" / "main-tiny-sudoku.tex").read_text()
+    assert "Wilson for accuracy" in alone
+    names = {path.name for path in made.files}
+    assert "main-tiny-sudoku-details.csv" in names
+    assert "main-tiny-sudoku-details.tex" not in names
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["tables"]
