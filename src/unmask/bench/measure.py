@@ -19,12 +19,16 @@ def median_ms(call: Callable[[], Any], *, repeats: int, device: torch.device) ->
     """Median wall-clock time of a call whose first run is not counted."""
     seconds = []
     for _ in range(repeats + 1):
-        _synchronize(device)
-        began = time.perf_counter()
+        began = now(device)
         call()
-        _synchronize(device)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(now(device) - began)
     return 1000.0 * statistics.median(seconds[1:])
+
+
+def now(device: torch.device) -> float:
+    """The time in seconds when everything asked of the device so far is done."""
+    _synchronize(device)
+    return time.perf_counter()
 
 
 def extra_memory_mib(call: Callable[[], Any], *, device: torch.device) -> float | None:

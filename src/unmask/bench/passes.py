@@ -1,0 +1,115 @@
+"""The engine's own loop, watched from outside: how long each forward pass took, and how large it was.
+
+A pass is everything from one look at the canvas to the next: forward, proposal, policy, commit, and the host's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from unmask.bench.measure import now
+from unmask.bench.roofline import Call, Ceilings, Floor, floor
+from unmask.bench.workload import Request
+from unmask.engine import reuse
+from unmask.engine.canvas import Canvas
+from unmask.engine.clock import Clock
+from unmask.engine.decode import decode
+from unmask.errors import OutOfMemory
+from unmask.models.base import MaskedLM
+from unmask.models.transformer import Transformer
+from unmask.settings import Settings
+from unmask.types import StepEvent
+
+KINDS = {"none": "whole canvas", "prefix": "block and suffix", "dual": "block only"}
+REFRESH = "refresh"
+MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward pass over the live rows; where its time went is 0 unless it was asked for."""
+
+    kind: str
+    blocks: frozenset[int]  # in which the rows are; one when they go in step
+    ahead: int  # the earliest block that is not complete after it
+    calls: tuple[Call, ...]  # of the model: two when some rows refresh and others do not
+    seconds: float
+    model_s: float = 0.0
+    policy_s: float = 0.0
+
+    @property
+    def rest_s(self) -> float:
+        return self.seconds - self.model_s - self.policy_s
+
+
+def events_of(
+    model: MaskedLM, canvases: list[Canvas], request: Request, clock: Clock | None = None
+) -> Iterator[StepEvent]:
+    """What the engine's loop tells while it fills the canvases."""
+    try:
+        yield from decode(model, canvases, request.policy, request.settings, clock=clock)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory("the device ran out of memory while decoding; use a smaller batch or fewer tokens") from error
+
+
+def run_passes(model: MaskedLM, request: Request, *, clocked: bool) -> Iterator[Pass]:
+    """Decode, and tell of every pass when it is over; the first includes setting up the loop."""
+    canvases = request.canvases(model.spec)
+    clock = Clock(model.device, len(canvases))
+    events = events_of(model, canvases, request, clock if clocked else None)
+    while live := [canvas for canvas in canvases if not canvas.finished]:
+        blocks = frozenset(canvas.block_index for canvas in live)
+        kind, calls = _size_of(live, request.settings, shifted=model.spec.shifted)
+        model_s, policy_s = sum(clock.model), sum(clock.policy)
+        began = now(model.device)
+        for _ in live:
+            next(events)
+        yield Pass(
+            kind=kind,
+            blocks=blocks,
+            ahead=min(canvas.block_index for canvas in canvases),
+            calls=calls,
+            seconds=now(model.device) - began,
+            model_s=sum(clock.model) - model_s,
+            policy_s=sum(clock.policy) - policy_s,
+        )
+
+
+def watched_runs(device: torch.device, repeats: int) -> list[bool]:
+    """For each run, whether the clock looks into its passes.
+
+    Reading the clock makes the host wait for the device, so times of whole passes come from runs without it. A CPU has
+    nothing to wait for: there one run tells both.
+    """
+    return [True] * repeats if device.type == "cpu" else [False] * repeats + [True] * repeats
+
+
+def floor_of(model: MaskedLM, found: Pass, ceilings: Ceilings) -> Floor | None:
+    """The floor of a pass's forwards; None for a model that is not a transformer of ours.
+
+    What a policy asks for beyond the logits of its block (attention maps, say) is not counted.
+    """
+    if not isinstance(model, Transformer):
+        return None
+    return floor(model.shape, found.calls, model.dtype.itemsize, ceilings)
+
+
+def _size_of(live: list[Canvas], settings: Settings, *, shifted: bool) -> tuple[str, tuple[Call, ...]]:
+    """What the next pass over these canvases asks of the model."""
+    length = max(len(canvas.tokens) for canvas in live)
+    widest = max(end - start for start, end in (canvas.block for canvas in live))
+    partial = [canvas for canvas in live if not reuse.is_refresh(canvas, settings)]
+    whole = len(live) - len(partial)
+    calls = []
+    if whole:
+        calls.append(Call(rows=whole, positions=length, keys=length, predicted=widest))
+    if partial:
+        spans = [reuse.recomputed_span(canvas, settings, shifted=shifted) for canvas in partial]
+        positions = max(end - start for start, end in spans)
+        calls.append(Call(rows=len(partial), positions=positions, keys=length, predicted=widest))
+    if whole and partial:
+        return MIXED, tuple(calls)
+    return REFRESH if whole and settings.cache != "none" else KINDS[settings.cache], tuple(calls)

@@ -1,0 +1,124 @@
+"""How fast a forward pass could be: what a device can do, measured, and what the pass must do, counted.
+
+Counts the matrix products and the attention; everything else a perfect kernel would do on the way. Each of them reads
+its inputs once and writes its outputs once, and takes as long as the slower of its bytes and its arithmetic. They run
+one after the other, so the floor of a pass is their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unmask.bench.measure import median_ms
+from unmask.models.memory import free_memory
+from unmask.models.transformer import TransformerShape
+
+# Many times the caches of the device, and little enough to be done in a second.
+_COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}
+_PRODUCT_WIDTH = {"cuda": 8192, "cpu": 1536}
+_REPEATS = {"cuda": 20, "cpu": 11}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What the device does at best, in the dtype of the model."""
+
+    bytes_per_s: float  # of a large copy, read and written bytes both counted
+    flops_per_s: float  # of a large matrix product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The size of one call of the model."""
+
+    rows: int
+    positions: int  # computed in each row
+    keys: int  # seen by each of them
+    predicted: int  # positions of each row that go through the head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What one kind of operation costs in all layers together."""
+
+    name: str
+    n_bytes: int
+    flops: int
+
+    def seconds(self, ceilings: Ceilings) -> float:
+        return max(self.n_bytes / ceilings.bytes_per_s, self.flops / ceilings.flops_per_s)
+
+    def is_moving(self, ceilings: Ceilings) -> bool:
+        """Whether its bytes take longer than its arithmetic."""
+        return self.n_bytes / ceilings.bytes_per_s > self.flops / ceilings.flops_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """The time below which no version of some work goes."""
+
+    seconds: float
+    n_bytes: int
+    flops: int
+    bound_by: str  # 'memory' or 'arithmetic': what most of the time consists of
+
+
+def measure_ceilings(
+    device: torch.device, dtype: torch.dtype, *, copy_bytes: int | None = None, width: int | None = None
+) -> Ceilings:
+    """Median rates of a copy and of a square matrix product, on random numbers: zeros can run faster than real data."""
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    free = free_memory(device)
+    wanted = copy_bytes or _COPY_BYTES[kind]
+    count = (wanted if free is None else min(wanted, free // 4)) // dtype.itemsize
+    source = torch.randn(min(count, 2**20), dtype=dtype, device=device).repeat(max(1, count // 2**20))
+    target = torch.empty_like(source)
+    copy_ms = median_ms(lambda: target.copy_(source), repeats=_REPEATS[kind], device=device)
+    n_bytes = 2 * source.nbytes
+    del source, target
+    width = width or _PRODUCT_WIDTH[kind]
+    left, right = (torch.randn(width, width, dtype=dtype, device=device) for _ in range(2))
+    product_ms = median_ms(lambda: left @ right, repeats=_REPEATS[kind], device=device)
+    return Ceilings(bytes_per_s=1000.0 * n_bytes / copy_ms, flops_per_s=1000.0 * 2 * width**3 / product_ms)
+
+
+def operations(shape: TransformerShape, call: Call, itemsize: int) -> list[Operation]:
+    """The operations of one call, each summed over the layers."""
+    tokens, queries = call.rows * call.positions, shape.n_heads * shape.head_width
+    stored = 2 * shape.n_kv_heads * shape.head_width  # keys and values of a position
+    layer = {
+        "queries, keys and values": _product(tokens, shape.width, queries + stored),
+        "attention": (
+            call.rows * call.keys * stored + 2 * tokens * queries,
+            4 * tokens * call.keys * queries,
+        ),
+        "attention output": _product(tokens, queries, shape.width),
+        # Gate and up make one number of two before anything is written.
+        "feed-forward in": _product(tokens, shape.width, 2 * shape.hidden, written=shape.hidden),
+        "feed-forward out": _product(tokens, shape.hidden, shape.width),
+    }
+    found = [(name, shape.n_layers * numbers, shape.n_layers * flops) for name, (numbers, flops) in layer.items()]
+    found.append(("head", *_product(call.rows * call.predicted, shape.width, shape.vocab_size)))
+    return [Operation(name=name, n_bytes=numbers * itemsize, flops=flops) for name, numbers, flops in found]
+
+
+def floor(shape: TransformerShape, calls: Sequence[Call], itemsize: int, ceilings: Ceilings) -> Floor:
+    """The least that these calls, one after the other, can take with numbers of `itemsize` bytes."""
+    found = [operation for call in calls for operation in operations(shape, call, itemsize)]
+    seconds = sum(operation.seconds(ceilings) for operation in found)
+    moving = sum(operation.seconds(ceilings) for operation in found if operation.is_moving(ceilings))
+    return Floor(
+        seconds=seconds,
+        n_bytes=sum(operation.n_bytes for operation in found),
+        flops=sum(operation.flops for operation in found),
+        bound_by="memory" if moving > seconds / 2 else "arithmetic",
+    )
+
+
+def _product(tokens: int, inputs: int, outputs: int, *, written: int | None = None) -> tuple[int, int]:
+    """Numbers moved, and operations, of `tokens` rows times a matrix of weights."""
+    moved = inputs * outputs + tokens * (inputs + (outputs if written is None else written))
+    return moved, 2 * tokens * inputs * outputs

@@ -1,0 +1,129 @@
+"""What is measured: a checkpoint, or random weights in the shape of one; and what every measurement says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask import __version__
+from unmask.bench.roofline import Ceilings, measure_ceilings
+from unmask.errors import UnknownName, UnmaskError
+from unmask.evals.run_folder import device_name
+from unmask.models.base import MaskedLM
+from unmask.models.config import Config
+from unmask.models.loading import TINY, choose_device, choose_dtype, load_model
+from unmask.models.random_weights import random_model
+
+# The sizes of the published checkpoints, in the words of their config.json.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llada-8b": {
+        "model_type": "llada",
+        "d_model": 4096,
+        "n_layers": 32,
+        "n_heads": 32,
+        "n_kv_heads": 32,
+        "mlp_hidden_size": 12288,
+        "vocab_size": 126464,
+        "max_sequence_length": 4096,
+        "rope_theta": 500000.0,
+        "mask_token_id": 126336,
+        "eos_token_id": 126081,
+    },
+    "dream-7b": {
+        "model_type": "Dream",
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0,
+        "mask_token_id": 151666,
+        "eos_token_id": 151643,
+    },
+}
+SHAPES = (*PUBLISHED, "tiny")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The model, and the machine it runs on."""
+
+    model: str
+    device: str
+    device_name: str
+    dtype: str
+    threads: int
+    copy_gb_per_s: float
+    matmul_tflop_per_s: float
+    unmask: str
+    torch: str
+
+    @classmethod
+    def of(cls, model: MaskedLM, ceilings: Ceilings) -> Subject:
+        return cls(
+            model=model.spec.name,
+            device=str(model.device),
+            device_name=device_name(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            threads=torch.get_num_threads(),
+            copy_gb_per_s=ceilings.bytes_per_s / 1e9,
+            matmul_tflop_per_s=ceilings.flops_per_s / 1e12,
+            unmask=__version__,
+            torch=torch.__version__,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def open_model(
+    name: str | None = None,
+    *,
+    shape: str | None = None,
+    random_weights: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+) -> MaskedLM:
+    """A checkpoint by folder or name, or random weights in a checkpoint's or a published shape.
+
+    With neither name nor shape: LLaDA-8B's shape on CUDA, tiny's elsewhere.
+    """
+    if name is not None and shape is not None:
+        raise UnmaskError(f"give a model or a shape, not both: {name!r} and --shape {shape}")
+    if shape is not None and not random_weights:
+        raise UnmaskError(f"--shape {shape} says how large a model is, not what it knows: add --random-weights")
+    place, wanted = choose_device(device), choose_dtype(dtype)
+    if name is not None and not random_weights:
+        return load_model(name, device=place, dtype=wanted).model
+    if name is None and shape is None:
+        shape = "llada-8b" if place.type == "cuda" else "tiny"
+    config = _config_of(name) if name is not None else _config_of_shape(str(shape))
+    called = f"{shape if name is None else Path(name).name} with random weights"
+    default = torch.bfloat16 if place.type == "cuda" else torch.float32
+    return random_model(config, seed=seed, device=place, dtype=wanted or default, name=called)
+
+
+def ceilings_of(model: MaskedLM) -> Ceilings:
+    """What the model's device does at best in the model's dtype, measured now."""
+    return measure_ceilings(model.device, model.dtype)
+
+
+def _config_of_shape(shape: str) -> Mapping[str, Any]:
+    if shape not in SHAPES:
+        raise UnknownName("shape", shape, SHAPES)
+    return _config_of(shape) if shape == "tiny" else PUBLISHED[shape]
+
+
+def _config_of(name: str) -> Mapping[str, Any]:
+    """The config of a checkpoint whose weights are not wanted, so that nothing is downloaded for it."""
+    folder = TINY if name == "tiny" else Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UnmaskError(f"--random-weights needs --shape or a folder with a config.json, got {name!r}")
+    return Config.read(folder / "config.json").values

@@ -1,0 +1,121 @@
+"""What is decoded in a measurement: random prompts of given lengths, in every combination of batch and cache.
+
+What the rows say is of no interest, so that a checkpoint is needed no more than its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unmask.engine.canvas import Canvas
+from unmask.engine.decode import check_compatible
+from unmask.errors import UnmaskError
+from unmask.models.base import MaskedLM, ModelSpec
+from unmask.policies import Fixed, Policy, describe
+from unmask.settings import CACHES, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is decoded: `batch` random prompts of one length, each continued by `max_tokens`."""
+
+    policy: Policy
+    prompt_tokens: int
+    max_tokens: int
+    block_size: int
+    batch: int = 1
+    cache: str = "none"
+    refresh: str = "block"
+    seed: int = 0
+    settings: Settings = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "batch"):
+            if getattr(self, name) < 1:
+                raise UnmaskError(f"{name} must be at least 1, got {getattr(self, name)}")
+        settings = Settings(
+            max_tokens=self.max_tokens,
+            block_size=self.block_size,
+            cache=self.cache,
+            refresh=self.refresh,
+            seed=self.seed,
+        )
+        object.__setattr__(self, "settings", settings)
+
+    def check(self, model: MaskedLM) -> None:
+        """Refuse, in one line, what the model cannot decode."""
+        length = self.prompt_tokens + self.max_tokens
+        if length > model.spec.max_length:
+            most = f"the {model.spec.max_length} positions of {model.spec.name}"
+            raise UnmaskError(
+                f"{self.prompt_tokens} prompt tokens and {self.max_tokens} to generate are more than {most}"
+            )
+        check_compatible(self.policy, model, self.settings)
+
+    def canvases(self, spec: ModelSpec) -> list[Canvas]:
+        """Fresh ones, the same each time."""
+        generator = torch.Generator().manual_seed(self.seed)
+        ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
+        ids += ids >= spec.mask_id
+        sizes = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
+        return [Canvas.continuing(prompt, self.max_tokens, **sizes) for prompt in ids.tolist()]
+
+    def in_words(self) -> str:
+        return f"prompt {self.prompt_tokens}, batch {self.batch}, cache {self.cache}"
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
+        return {"policy": describe(self.policy)} | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The requests of a measurement."""
+
+    policy: Policy | None = None  # default: see default_policy
+    prompt_tokens: Sequence[int] = (256,)
+    batches: Sequence[int] = (1,)
+    caches: Sequence[str] = CACHES
+    refresh: str = "block"
+    max_tokens: int = 256
+    block_size: int = 32
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UnmaskError(f"repeats must be at least 1, got {self.repeats}")
+        self._combinations()  # raises what is wrong before a model is opened for it
+
+    def requests(self, model: MaskedLM) -> list[Request]:
+        """Every combination, if the model can decode it."""
+        found = self._combinations()
+        for request in found:
+            request.check(model)
+        return found
+
+    def _combinations(self) -> list[Request]:
+        return [
+            Request(
+                policy=self.policy or default_policy(self.block_size),
+                prompt_tokens=prompt,
+                max_tokens=self.max_tokens,
+                block_size=self.block_size,
+                batch=batch,
+                cache=cache,
+                refresh=self.refresh,
+                seed=self.seed,
+            )
+            for prompt in self.prompt_tokens
+            for batch in self.batches
+            for cache in self.caches
+        ]
+
+
+def default_policy(block_size: int) -> Policy:
+    """Four positions a pass, however many the model is sure of: the same work for every code and every model."""
+    return Fixed(passes=max(1, block_size // 4))

@@ -1,0 +1,99 @@
+"""What is said about a pass is what the engine really did."""
+
+import pytest
+import torch
+from doubles import Watched, tiny_config
+
+from unmask.bench.passes import run_passes, watched_runs
+from unmask.bench.workload import Request, Workload, default_policy
+from unmask.errors import UnmaskError
+from unmask.models.random_weights import random_model
+from unmask.policies import MeanField
+
+
+def request(**changes) -> Request:
+    values = {"policy": default_policy(8), "prompt_tokens": 10, "max_tokens": 24, "block_size": 8, **changes}
+    return Request(**values)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("refresh", ["block", "blocks:2"])
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+@pytest.mark.parametrize("policy", [default_policy(8), MeanField(threshold=0.5)])
+def test_the_size_of_every_call_is_the_one_the_model_saw(family, refresh, cache, policy):
+    model = Watched(random_model(tiny_config(family), std=0.4))
+    asked = request(batch=3, cache=cache, refresh=refresh, policy=policy)
+    passes = list(run_passes(model, asked, clocked=False))
+    assert [(call.rows, call.positions) for found in passes for call in found.calls] == model.computed
+    assert {call.keys for found in passes for call in found.calls} == {34}
+    assert passes[-1].ahead == 3
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+def test_the_default_policy_asks_the_same_number_of_passes_of_everybody(family, cache):
+    model = random_model(tiny_config(family), std=0.4)
+    passes = list(
+        run_passes(model, request(max_tokens=64, block_size=32, policy=default_policy(32), cache=cache), clocked=False)
+    )
+    assert len(passes) == 16
+
+
+def test_kinds_of_passes_are_told_apart():
+    model = random_model(tiny_config("llada"))
+    kinds = {}
+    for cache in ("none", "prefix", "dual"):
+        kinds[cache] = [found.kind for found in run_passes(model, request(cache=cache, max_tokens=16), clocked=False)]
+    assert kinds == {
+        "none": ["whole canvas"] * 4,
+        "prefix": ["refresh", "block and suffix"] * 2,
+        "dual": ["refresh", "block only"] * 2,
+    }
+
+
+def test_the_time_of_a_pass_is_split_when_asked():
+    model = random_model(tiny_config("llada"))
+    for found in run_passes(model, request(), clocked=True):
+        assert 0 < found.model_s < found.seconds
+        assert 0 < found.policy_s < found.seconds
+        assert found.model_s + found.policy_s + found.rest_s == pytest.approx(found.seconds)
+        assert found.rest_s > 0
+    assert all(found.model_s == found.policy_s == 0 for found in run_passes(model, request(), clocked=False))
+
+
+def test_a_device_that_works_on_its_own_is_not_interrupted_while_whole_passes_are_timed():
+    assert watched_runs(torch.device("cpu"), 2) == [True, True]
+    assert watched_runs(torch.device("cuda"), 2) == [False, False, True, True]
+
+
+def test_prompts_are_random_ids_without_masks_and_the_same_each_time():
+    model = random_model(tiny_config("llada", mask_token_id=30))
+    asked = request(prompt_tokens=200, max_tokens=8, batch=2, seed=3)
+    first, second = asked.canvases(model.spec)
+    assert [len(canvas.holes) for canvas in (first, second)] == [8, 8]
+    assert first.tokens != second.tokens
+    assert first.tokens == asked.canvases(model.spec)[0].tokens
+    assert 31 in first.tokens + second.tokens
+    assert max(first.tokens + second.tokens) < model.spec.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"caches": ("dual", "duel")}, "unknown cache 'duel'; did you mean 'dual'"),
+        ({"refresh": "often"}, "refresh must be 'block' or 'blocks:N'"),
+        ({"prompt_tokens": (5, 0)}, "prompt_tokens must be at least 1, got 0"),
+        ({"batches": (0,)}, "batch must be at least 1, got 0"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
+    ],
+)
+def test_a_workload_that_makes_no_sense_is_refused_before_a_model_is_opened(changes, complaint):
+    with pytest.raises(UnmaskError, match=complaint):
+        Workload(**changes)
+
+
+def test_a_request_that_does_not_fit_the_model_is_refused():
+    model = random_model(tiny_config("llada"))
+    with pytest.raises(UnmaskError, match="200 prompt tokens and 64 to generate are more than the 256 positions"):
+        Workload(prompt_tokens=(10, 200), max_tokens=64).requests(model)

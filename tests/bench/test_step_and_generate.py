@@ -1,0 +1,189 @@
+"""`bench step` and `bench generate`, as functions and as commands; that they are fast is for no test to say."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from doubles import tiny_config
+
+import unmask
+from unmask.bench.generate import bench_generate
+from unmask.bench.roofline import Call, Ceilings, floor
+from unmask.bench.step import bench_step
+from unmask.bench.subject import open_model
+from unmask.bench.workload import Workload
+from unmask.cli import run
+from unmask.errors import OutOfMemory
+from unmask.models.random_weights import random_model
+from unmask.policies import Wino
+
+CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
+SMALL = Workload(prompt_tokens=(12, 20), batches=(1, 2), max_tokens=16, block_size=8, repeats=2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model(tiny_config("llada"))
+
+
+def test_steps_of_every_kind_are_measured_in_the_second_block(model):
+    timings = bench_step(model, SMALL, ceilings=CEILINGS)
+    kinds = [(timing.request.cache, timing.kind, timing.positions) for timing in timings if timing.request.batch == 2]
+    of_one_prompt = [
+        ("none", "whole canvas", 28),
+        ("prefix", "refresh", 28),
+        ("prefix", "block and suffix", 8),
+        ("dual", "refresh", 28),
+        ("dual", "block only", 8),
+    ]
+    assert kinds[:5] == of_one_prompt
+    assert [positions for _, _, positions in kinds[5:]] == [36, 36, 8, 36, 8]
+    # two passes a block, two runs that count: a refresh in each, and one pass after it
+    assert [timing.passes for timing in timings[:5]] == [4, 2, 2, 2, 2]
+    for timing in timings:
+        assert 0 < timing.low_ms <= timing.ms <= timing.high_ms
+        assert min(timing.model_ms, timing.policy_ms, timing.rest_ms) > 0
+        call = Call(
+            rows=timing.request.batch,
+            positions=timing.positions,
+            keys=timing.request.prompt_tokens + 16,
+            predicted=8,
+        )
+        assert timing.floor_ms == pytest.approx(1000 * floor(model.shape, [call], 4, CEILINGS).seconds)
+        assert timing.ratio == pytest.approx(timing.ms / timing.floor_ms)
+
+
+def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
+    workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("dual",), max_tokens=24, block_size=8, repeats=1)
+    (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
+    refresh, block = (Call(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8))
+    assert timing.forward_passes == 6
+    assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block] * 3, 4, CEILINGS).seconds)
+    (fewer,) = bench_generate(model, replace(workload, refresh="blocks:3"), ceilings=CEILINGS)
+    assert fewer.floor_s == pytest.approx(floor(model.shape, [refresh, *[block] * 5], 4, CEILINGS).seconds)
+
+
+def test_speed_of_requests_counts_everything_decoded(model):
+    timings = bench_generate(model, SMALL, ceilings=CEILINGS)
+    assert len(timings) == 12
+    for timing in timings:
+        assert timing.forward_passes == 4
+        assert timing.tokens_per_pass == 4
+        assert timing.fastest_s <= timing.seconds <= timing.slowest_s
+        assert timing.tokens_per_s == pytest.approx(timing.request.batch * 16 / timing.seconds)
+        assert timing.ms_per_pass == pytest.approx(1000 * timing.seconds / 4)
+        assert 0 < timing.first_prefix_ms <= 1000 * timing.slowest_s
+        assert min(timing.model_s, timing.policy_s, timing.rest_s) > 0
+
+
+def test_the_first_prefix_of_a_policy_that_takes_back_is_its_first_whole_block():
+    toy = unmask.load("toy").model
+    workload = Workload(policy=Wino(), caches=("none",), max_tokens=60, block_size=60, repeats=1)
+    (timing,) = bench_generate(toy, workload, ceilings=CEILINGS)
+    assert timing.forward_passes > 4
+    assert timing.first_prefix_ms > 500 * timing.seconds
+
+
+def test_a_model_of_unknown_sizes_has_times_but_no_floor():
+    toy = unmask.load("toy").model
+    workload = Workload(caches=("dual",), max_tokens=16, block_size=8, repeats=1)
+    assert [(timing.floor_ms, timing.ratio) for timing in bench_step(toy, workload, ceilings=CEILINGS)] == [
+        (None, None)
+    ] * 2
+    (timing,) = bench_generate(toy, workload, ceilings=CEILINGS)
+    assert timing.floor_s is timing.ratio is None
+    assert json.dumps(timing.to_dict())
+
+
+def test_progress_is_told(model):
+    seen = []
+    bench_generate(model, SMALL, ceilings=CEILINGS, on_progress=seen.append)
+    assert seen[0] == "measuring 1 of 12: prompt 12, batch 1, cache none"
+    assert len(seen) == 12
+
+
+def test_random_weights_take_the_shape_of_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("dream")))
+    opened = open_model(str(tmp_path), random_weights=True, dtype="bfloat16", device="cpu")
+    assert opened.spec.name == f"{tmp_path.name} with random weights"
+    assert opened.spec.family == "dream"
+    assert str(opened.dtype) == "torch.bfloat16"
+
+
+def test_without_a_choice_a_cpu_gets_the_shape_of_tiny():
+    opened, embedded = open_model(device="cpu"), unmask.load("tiny", device="cpu").model
+    assert opened.shape == embedded.shape
+    assert opened.spec.name == "tiny with random weights"
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
+    monkeypatch.setattr("unmask.models.memory.free_memory", lambda device: 2**30)
+    with pytest.raises(
+        OutOfMemory, match=r"llada-8b with random weights needs 29\.86 GiB on cpu, but 1\.00 GiB are free"
+    ):
+        open_model(shape="llada-8b", random_weights=True, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--shape", "llada-8b"], "add --random-weights"),
+        (["--shape", "llada-9b", "--random-weights"], "unknown shape 'llada-9b'; did you mean 'llada-8b'?"),
+        (["tiny", "--shape", "tiny"], "give a model or a shape, not both"),
+        (["toy", "--random-weights"], "--random-weights needs --shape or a folder with a config.json, got 'toy'"),
+        (["toy", "--cache", "duel"], "unknown cache 'duel'; did you mean 'dual'?"),
+        (["toy", "--policy", "fixd"], "unknown policy 'fixd'; did you mean 'fixed'?"),
+        (["toy", "--policy", "dapd", "--cache", "dual"], "cannot run with cache='dual'"),
+        (["toy", "--set", "passes=0"], "passes must be a whole number of at least 1"),
+        (["toy", "--prompt-tokens", "4096"], "are more than the 4096 positions of toy"),
+        (["toy", "--batch", "0"], "--batch"),
+    ],
+)
+@pytest.mark.parametrize("command", ["step", "generate"])
+def test_a_wrong_command_is_one_line(command, arguments, complaint, capsys):
+    assert run(["bench", command, *arguments, "--device", "cpu"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert complaint in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_steps_need_two_blocks(capsys):
+    assert run(["bench", "step", "toy", "--max-tokens", "40"]) == 2
+    assert "max_tokens=40 is less than two blocks of 32" in capsys.readouterr().err
+
+
+def test_the_step_command_prints_a_table_and_json(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("llada")))
+    arguments = ["bench", "step", str(tmp_path), "--random-weights", "--device", "cpu", "--prompt-tokens", "16"]
+    arguments += ["--max-tokens", "16", "--block-size", "8", "--repeats", "1"]
+    assert run(arguments) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path.name} with random weights" in out
+    assert "GB/s" in out
+    assert "TFLOP/s" in out
+    assert "…" not in out
+    assert [word in out for word in ("whole canvas", "refresh", "block and suffix", "block only")] == [True] * 4
+    assert run([*arguments, "--json", "--cache", "dual", "--set", "passes=4"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["kind"] for line in lines] == ["refresh", "block only"]
+    assert lines[1]["passes"] == 3
+    assert lines[1]["policy"] == {"name": "fixed", "tokens_per_pass": 1, "passes": 4, "schedule": "even"}
+    assert lines[1]["ratio"] == pytest.approx(lines[1]["ms"] / lines[1]["floor_ms"])
+    assert {"model", "device", "device_name", "dtype", "threads", "copy_gb_per_s", "torch", "seed"} <= set(lines[0])
+
+
+def test_the_generate_command_prints_a_table_and_json(capsys):
+    arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--prompt-tokens", "9"]
+    arguments += ["--max-tokens", "16", "--block-size", "8", "--repeats", "1", "--cache", "dual"]
+    assert run(arguments) == 0
+    out = capsys.readouterr().out
+    assert "toy: " in out
+    assert "tokens/s" in out
+    assert "unknown" in out
+    assert run([*arguments, "--json", "--batch", "2", "--policy", "mean_field", "--refresh", "blocks:2"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt_tokens"] for line in lines] == [8, 9]
+    assert all(line["batch"] == 2 and line["refresh"] == "blocks:2" for line in lines)
+    assert all(line["policy"]["name"] == "mean_field" for line in lines)
+    assert all(line["tokens_per_s"] == pytest.approx(32 / line["seconds"]) for line in lines)
