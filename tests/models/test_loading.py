@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from unmask.errors import CheckpointError, UnknownName, UnmaskError
 from unmask.models import loading
-from unmask.models.loading import choose_device, load_model
+from unmask.models.device import choose_device
+from unmask.models.loading import load_model
 from unmask.models.transformer import Transformer
 
 MakeFolder = Callable[..., Path]

@@ -12,10 +12,10 @@ import torch
 from unmask import __version__
 from unmask.bench.roofline import Ceilings, measure_ceilings
 from unmask.errors import UnknownName, UnmaskError
-from unmask.evals.run_folder import device_name
 from unmask.models.base import MaskedLM
 from unmask.models.config import Config
-from unmask.models.loading import TINY, choose_device, choose_dtype, load_model
+from unmask.models.device import choose_device, device_name
+from unmask.models.loading import TINY, choose_dtype, load_model
 from unmask.models.random_weights import random_model
 
 # The sizes of the published checkpoints, in the words of their config.json.

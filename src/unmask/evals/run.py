@@ -35,8 +35,8 @@ from unmask.evals.neighbours import check_weights, take_over
 from unmask.evals.recipe import Checkpoint, Recipe
 from unmask.evals.run_folder import alone_in, note_model, open_run
 from unmask.evals.store import CellFolder
+from unmask.models.device import choose_device
 from unmask.models.fingerprint import fingerprint
-from unmask.models.loading import choose_device
 
 WARM_UP = "one generation before the first item of each model and policy, not timed"
 

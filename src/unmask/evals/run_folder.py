@@ -17,6 +17,7 @@ from unmask.errors import UnmaskError, WorkFailed
 from unmask.evals import tiny_suite
 from unmask.evals.recipe import Recipe
 from unmask.evals.store import write_whole
+from unmask.models.device import device_name
 
 SCHEMA = "unmask.run/1"
 RUN = "run.json"
@@ -75,16 +76,6 @@ def note_model(out: Path, about: dict[str, Any], name: str, facts: dict[str, Any
     about["models"][name] = facts
     about["device_name"] = device_name(device)
     write_whole(out / RUN, json.dumps(about, indent=1))
-
-
-def device_name(device: torch.device) -> str:
-    """The device in the words of its maker, or the processor's kind."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return model or platform.processor() or platform.machine()
 
 
 def versions(tasks: tuple[str, ...]) -> dict[str, str]:

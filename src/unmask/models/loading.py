@@ -17,6 +17,7 @@ from torch import nn
 from unmask.errors import CheckpointError, UnknownName, UnmaskError
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
 from unmask.models.config import Config
+from unmask.models.device import choose_device
 from unmask.models.foreign import family_of
 from unmask.models.hub import download
 from unmask.models.memory import check_memory, memory_errors
@@ -55,24 +56,6 @@ def load_model(
         return load_toy(device=place, dtype=wanted or torch.float32)
     folder = checkpoint_folder(name, revision=revision, token=token, cache_dir=cache_dir)
     return _load_folder(folder, name, place, wanted)
-
-
-def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, if it is there, or the best one."""
-    if device is None:
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UnmaskError(f"unknown device {device!r}; use 'cpu', 'cuda', 'cuda:N' or 'mps'") from error
-    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if chosen.type not in available:
-        raise UnmaskError(f"unknown device {device!r}; use 'cpu', 'cuda', 'cuda:N' or 'mps'")
-    if (chosen.index or 0) >= available[chosen.type]:
-        count = available[chosen.type]
-        raise UnmaskError(f"device {str(device)!r} is not there: torch {torch.__version__} sees {count} of that type")
-    return chosen
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
