@@ -63,6 +63,19 @@ def mean_field_commit(
     check_mean_field(threshold, iterations, interaction, uniform_weight, normalize, fallback, vocabulary)
     check_tensors(logits, masked)
     logits = logits.detach()
+    if logits.is_cuda and not validate:
+        from unmask.rules.triton_rule import commit_by_kernels, kernels_take
+
+        if kernels_take(logits, interaction=interaction, vocabulary=vocabulary, diagnostics=diagnostics):
+            return commit_by_kernels(
+                logits,
+                masked,
+                threshold=threshold,
+                iterations=iterations,
+                normalize=normalize,
+                fallback=fallback,
+                open_at_most=open_at_most,
+            )
     index = open_first(masked, open_at_most) if validate or open_at_most is not None else None
     rows, is_open = (logits, masked) if index is None else (pick(logits, index), pick(masked, index))
     if validate:

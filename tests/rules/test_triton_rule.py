@@ -1,0 +1,267 @@
+"""The kernels of the rule in Triton's interpreter, against the plain rule in float64.
+
+Triton decides when it is imported whether it interprets, and a run of tests may have imported it already: so a process
+of its own does, which knows nothing of the tests.
+"""
+
+import importlib.util
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from unmask.rules import mean_field_commit
+from unmask.rules.triton_rule import Tiles, commit_by_kernels, kernels_take
+
+INF, NAN = math.inf, math.nan
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# So small that a few hundred tokens are several pieces, chunks and steps.
+SMALL = Tiles(piece=128, chunk=128, width=64, tile=64)
+
+
+@pytest.fixture(scope="module")
+def needs_triton():
+    if importlib.util.find_spec("triton") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("Triton is not installed, so the kernels cannot be checked")
+        pytest.skip("needs Triton: pip install 'unmask[dev]'")
+
+
+@pytest.fixture(scope="module")
+def kernels(needs_triton):
+    """`commit_by_kernels` in the process that interprets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            yield lambda *arrays, **options: process.submit(commit_by_kernels, *arrays, **options).result()
+
+
+def draw(*shape, seed=0, spread=3.0):
+    return spread * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def all_open(logits):
+    return torch.ones(logits.shape[:2], dtype=torch.bool)
+
+
+def check(kernels, logits, masked=None, *, tiles=SMALL, open_at_most=None, **options):
+    """Decide with both, compare all that they say, and return what the kernels said."""
+    masked = all_open(logits) if masked is None else masked
+    decided = kernels(logits, masked, tiles=tiles, open_at_most=open_at_most, **options)
+    expected = mean_field_commit(logits.double(), masked, **options)
+    torch.testing.assert_close(decided.overlap.double(), expected.overlap, rtol=0, atol=1e-5)
+    torch.testing.assert_close(decided.margin.double(), expected.margin, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(decided.score.double(), expected.score, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(decided.intensity.double(), expected.intensity, rtol=0, atol=1e-5)
+    assert decided.commit.tolist() == expected.commit.tolist()
+    return decided
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("b", "k", "v"), [(1, 1, 1), (1, 2, 2), (1, 5, 7), (2, 8, 64), (1, 10, 300)])
+def test_random_logits_of_every_shape(kernels, dtype, b, k, v):
+    logits = draw(b, k, v, seed=k + v).to(dtype)
+    masked = torch.rand(b, k, generator=torch.Generator().manual_seed(v)) < 0.8
+    check(kernels, logits, masked)
+
+
+def test_more_positions_than_a_tile_holds(kernels):
+    check(kernels, draw(1, 33, 70))
+
+
+def test_the_tiles_of_the_device(kernels):
+    check(kernels, draw(1, 10, 600).bfloat16(), tiles=Tiles())
+
+
+@pytest.mark.parametrize("fallback", ["field", "confidence"])
+@pytest.mark.parametrize(("iterations", "normalize"), [(0, "max"), (1, "none"), (2, "none"), (5, "max")])
+def test_every_setting(kernels, fallback, iterations, normalize):
+    logits = torch.cat([draw(1, 6, 60, seed=iterations, spread=spread) for spread in (0.3, 3.0)])
+    for threshold in (0.6, 1.0):
+        check(kernels, logits, threshold=threshold, fallback=fallback, iterations=iterations, normalize=normalize)
+
+
+def rounded():
+    return draw(1, 9, 40, spread=2.0).round()
+
+
+def identical():
+    return draw(1, 1, 100).expand(1, 9, 100).contiguous()
+
+
+def twins_far_apart():
+    logits = draw(1, 10, 100)
+    logits[:, 9] = logits[:, 1]
+    logits[:, 5] = logits[:, 1]
+    return logits
+
+
+def impossible_tokens():
+    logits = draw(1, 8, 200)
+    logits[torch.rand(1, 8, 200, generator=torch.Generator().manual_seed(5)) < 0.7] = -INF
+    return logits
+
+
+def one_possible_token_each():
+    logits = torch.full((1, 6, 200), -INF)
+    logits[0, torch.arange(6), 31 * torch.arange(6)] = 0.0
+    logits[0, 4, 0] = 2.0
+    return logits
+
+
+def nearly_disjoint():
+    logits = torch.full((1, 6, 240), -22.0) + draw(1, 6, 240, spread=0.5)
+    logits[0, torch.arange(6), 40 * torch.arange(6)] = torch.linspace(1.0, 3.0, 6)
+    return logits
+
+
+def strangers():
+    logits = torch.full((1, 5, 100), -60.0)
+    logits[0, torch.arange(5), 20 * torch.arange(5)] = 0.0
+    return logits
+
+
+def huge():
+    logits = draw(1, 7, 130)
+    logits[0, ::2] += 1e4
+    logits[0, 1::2] -= 1e4
+    logits[0, :, 0] = -1e4
+    return logits
+
+
+def tied_far_apart():
+    logits = draw(1, 5, 300)
+    logits[0, :, [7, 280]] = 12.0
+    logits[0, 3, 280] = 11.0
+    return logits
+
+
+def flat():
+    return torch.zeros(1, 7, 130)
+
+
+ADVERSARIAL = [
+    rounded,
+    identical,
+    twins_far_apart,
+    impossible_tokens,
+    one_possible_token_each,
+    nearly_disjoint,
+    strangers,
+    huge,
+    tied_far_apart,
+    flat,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("make", ADVERSARIAL, ids=lambda make: make.__name__)
+def test_adversarial_logits(kernels, make, dtype):
+    check(kernels, make().to(dtype), threshold=0.95)
+
+
+def test_the_smallest_overlaps_are_right_to_five_digits(kernels):
+    logits = nearly_disjoint()
+    decided = kernels(logits, all_open(logits), tiles=SMALL, normalize="none").overlap.double()
+    expected = mean_field_commit(logits.double(), all_open(logits), normalize="none").overlap
+    assert 0.0 < expected.max() < 1e-6
+    torch.testing.assert_close(decided, expected, rtol=1e-5, atol=0)
+
+
+def test_identical_positions_tie_to_the_bit_wherever_they_stand(kernels):
+    logits, twins = draw(6, 13, 50, spread=1.0), [0, 2, 5, 6, 12]
+    logits[:, twins] = logits[:, :1].clone()
+    score = kernels(logits, all_open(logits), tiles=SMALL).score[:, twins]
+    assert torch.equal(score, score[:, :1].expand_as(score))
+
+
+def test_closed_positions_are_not_read(kernels):
+    logits = draw(3, 11, 90)
+    masked = torch.zeros(3, 11, dtype=torch.bool)
+    masked[0, [1, 4, 5, 10]] = True
+    masked[1, 7] = True
+    logits[~masked] = NAN
+    decided = kernels(logits, masked, tiles=SMALL)
+    expected = mean_field_commit(logits.double(), masked)
+    assert decided.commit.tolist() == expected.commit.tolist()
+    assert decided.commit.sum(-1).tolist()[1:] == [1, 0]
+    assert (decided.score[~masked] == -INF).all()
+    assert not decided.overlap[~(masked[:, :, None] & masked[:, None, :])].any()
+    torch.testing.assert_close(decided.overlap.double(), expected.overlap, rtol=0, atol=1e-5)
+
+
+def test_a_row_says_the_same_bit_for_bit_alone_in_a_batch_and_between_closed_positions(kernels):
+    alone = draw(1, 6, 200)
+    logits, masked = draw(2, 14, 200, seed=1), torch.rand(2, 14, generator=torch.Generator().manual_seed(2)) < 0.6
+    columns = torch.tensor([0, 3, 4, 8, 11, 13])
+    logits[1, columns], masked[1] = alone[0], torch.zeros(14, dtype=torch.bool).index_fill(0, columns, True)
+    one = kernels(alone, all_open(alone), tiles=SMALL)
+    among = kernels(logits, masked, tiles=SMALL)
+    for name in ("commit", "score", "intensity", "margin"):
+        assert torch.equal(getattr(one, name)[0], getattr(among, name)[1, columns])
+    assert torch.equal(one.overlap[0], among.overlap[1][columns][:, columns])
+
+
+def test_the_same_twice(kernels):
+    logits = draw(1, 12, 150).bfloat16()
+    one, other = (kernels(logits, all_open(logits), tiles=SMALL) for _ in range(2))
+    assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("commit", "score", "overlap"))
+
+
+@pytest.mark.parametrize("open_at_most", [0, 3, 5, 11, 20])
+def test_the_most_that_can_be_open_changes_nothing(kernels, open_at_most):
+    logits, masked = draw(2, 11, 90), torch.zeros(2, 11, dtype=torch.bool)
+    if open_at_most:
+        masked[0, [2, 6, 9]] = True
+        masked[1, 8] = True
+    check(kernels, logits, masked, open_at_most=open_at_most)
+
+
+def test_positions_beyond_the_most_that_can_be_open_count_as_closed(kernels):
+    logits, masked = draw(1, 9, 40), torch.arange(9)[None] > 2
+    first = masked & (torch.arange(9) < 7)
+    some, fewer = (kernels(logits, these, tiles=SMALL, open_at_most=4) for these in (masked, first))
+    assert all(torch.equal(getattr(some, name), getattr(fewer, name)) for name in ("commit", "score", "overlap"))
+
+
+def test_any_strides_and_nothing_is_written_to(kernels):
+    whole = draw(5, 90, 14)
+    logits = whole.mT[::2, 3:12]
+    masked = (torch.arange(27).reshape(9, 3) % 4 != 0).mT
+    before = whole.clone(), masked.clone()
+    check(kernels, logits, masked)
+    check(kernels, draw(3, 12, 90)[:, 3:, :77], masked)
+    assert torch.equal(whole, before[0])
+    assert torch.equal(masked, before[1])
+
+
+@pytest.mark.usefixtures("needs_triton")
+def test_they_compile_for_a_device_that_is_not_there(tmp_path):
+    script = Path(__file__).parents[1] / "compile_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 10
+
+
+def test_the_plain_rule_decides_unless_asked_for_kernels(monkeypatch):
+    logits = draw(1, 4, 8)
+    asked = {"interaction": "jsd", "vocabulary": None, "diagnostics": False}
+    monkeypatch.setenv("UNMASK_KERNELS", "1")
+    assert not kernels_take(logits, **asked)  # on a CPU never
+    logits = torch.empty(1, 4, 8, device="meta")
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta"))
+    assert kernels_take(logits, **asked) == (importlib.util.find_spec("triton") is not None)
+    for other in ({"interaction": "uniform"}, {"vocabulary": 4}, {"diagnostics": True}):
+        assert not kernels_take(logits, **asked | other)
+    assert not kernels_take(logits.double(), **asked)
+    assert not kernels_take(logits[:0], **asked)
+    monkeypatch.delenv("UNMASK_KERNELS")
+    assert not kernels_take(logits, **asked)

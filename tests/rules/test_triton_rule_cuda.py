@@ -1,0 +1,164 @@
+"""The kernels of the rule on a CUDA device, at the sizes of real models, against the plain rule."""
+
+import math
+
+import pytest
+import torch
+
+from unmask.rules import mean_field_commit
+from unmask.rules.triton_rule import kernels_take
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+LLADA, DREAM = 126_464, 152_064
+FIELDS = ("commit", "score", "intensity", "margin", "overlap")
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The rule, by the kernels."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("UNMASK_KERNELS", "1")
+
+    def decide(logits, masked, **options):
+        assert kernels_take(logits, interaction="jsd", vocabulary=None, diagnostics=False)
+        return mean_field_commit(logits, masked, validate=False, **options)
+
+    return decide
+
+
+@pytest.fixture
+def never_waiting():
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def draw(b, m, v, *, dtype=torch.bfloat16, seed=0):
+    """Positions that are sure, torn between a few tokens, or without a clue; some want the same token."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    logits = 2.0 * torch.randn(b, m, v, generator=generator, device="cuda")
+    for candidate in range(3):
+        token = torch.randint(2 * m, (b, m, 1), generator=generator, device="cuda")
+        height = (18.0 - 5.0 * candidate) * torch.rand(b, m, 1, generator=generator, device="cuda")
+        logits.scatter_add_(-1, token, height)
+    return logits.to(dtype)
+
+
+def some_open(b, k, *, seed=0):
+    masked = torch.rand(b, k, generator=torch.Generator().manual_seed(seed)) < 0.7
+    masked[:, 0] = True
+    return masked.cuda()
+
+
+def plain(logits, masked, **options):
+    """One row at a time in float64, which no kernel takes."""
+    rows = [
+        mean_field_commit(row.double()[None], is_open[None], validate=False, **options)
+        for row, is_open in zip(logits, masked, strict=True)
+    ]
+    return {name: torch.cat([getattr(row, name) for row in rows]) for name in FIELDS}
+
+
+def check(decided, expected):
+    torch.testing.assert_close(decided.overlap.double(), expected["overlap"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(decided.margin.double(), expected["margin"], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(decided.score.double(), expected["score"], rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(decided.intensity.double(), expected["intensity"], rtol=0, atol=3e-5)
+    assert torch.equal(decided.commit, expected["commit"])
+
+
+def same(one, other):
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in FIELDS)
+
+
+@pytest.mark.parametrize("v", [LLADA, DREAM])
+@pytest.mark.parametrize("m", [20, 32, 64, 128])
+@pytest.mark.parametrize("b", [1, 8])
+def test_real_sizes(kernels, b, m, v):
+    logits, masked = draw(b, m, v), some_open(b, m) if b > 1 else torch.ones(b, m, dtype=torch.bool, device="cuda")
+    logits[~masked] = math.nan
+    check(kernels(logits, masked), plain(logits, masked))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("b", "k", "v"), [(1, 1, 1), (2, 5, 7), (3, 33, 600), (1, 20, 50_257), (2, 300, 1000)])
+def test_every_dtype_and_odd_sizes(kernels, dtype, b, k, v):
+    logits = (3.0 * torch.randn(b, k, v, generator=torch.Generator().manual_seed(v))).to("cuda", dtype)
+    masked = some_open(b, k)
+    for options in ({}, {"normalize": "none", "iterations": 1}, {"threshold": 1.0, "fallback": "confidence"}):
+        check(kernels(logits, masked, **options), plain(logits, masked, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_adversarial_logits(kernels, dtype):
+    logits = draw(6, 20, 5000, dtype=torch.float32)
+    logits[0, :] = logits[0, :1].clone()
+    logits[1][torch.rand(20, 5000, generator=torch.Generator().manual_seed(1)).cuda() < 0.7] = -math.inf
+    logits[2] = -math.inf
+    logits[2, torch.arange(20), 31 * torch.arange(20)] = 0.0
+    logits[3] = -22.0 + 0.2 * logits[3]
+    logits[3, torch.arange(20), 200 * torch.arange(20)] = torch.linspace(1.0, 3.0, 20, device="cuda")
+    logits[4, ::2] += 1e4
+    logits[4, 1::2] -= 1e4
+    logits[5] = 0.0
+    masked = torch.ones(6, 20, dtype=torch.bool, device="cuda")
+    check(kernels(logits.to(dtype), masked, threshold=0.95), plain(logits.to(dtype), masked, threshold=0.95))
+
+
+@pytest.mark.parametrize(("shape", "row", "column"), [((2, 8), 17_000, 1), ((1, 18), 18_000, 1000)])
+def test_offsets_beyond_31_bits(kernels, shape, row, column):
+    """Of a row of the batch, whose stride is too long for 32 bits; and of a position, whose stride is not."""
+    memory = torch.empty(18_000, LLADA, dtype=torch.bfloat16, device="cuda")
+    logits = memory.as_strided((*shape, LLADA), (row * LLADA, column * LLADA, 1))
+    logits.copy_(draw(*shape, LLADA))
+    masked = torch.ones(shape, dtype=torch.bool, device="cuda")
+    check(kernels(logits, masked), plain(logits, masked))
+
+
+def test_identical_positions_tie_to_the_bit(kernels):
+    logits = draw(1, 32, LLADA)
+    logits[:, [1, 2, 9, 18, 31]] = logits[:, 5:6].clone()
+    score = kernels(logits, torch.ones(1, 32, dtype=torch.bool, device="cuda")).score[0]
+    assert len(set(score[[1, 2, 5, 9, 18, 31]].tolist())) == 1
+
+
+def test_a_row_says_the_same_bit_for_bit_alone_in_a_batch_and_between_closed_positions(kernels):
+    logits, masked = draw(8, 32, LLADA), some_open(8, 32)
+    among = kernels(logits, masked)
+    assert same(among, kernels(logits, masked))
+    for row in range(8):
+        columns = masked[row].nonzero().flatten()
+        alone = kernels(logits[row : row + 1, columns], masked[row : row + 1, columns])
+        assert torch.equal(alone.overlap[0], among.overlap[row][columns][:, columns])
+        assert torch.equal(alone.score[0], among.score[row, columns])
+        assert torch.equal(alone.commit[0], among.commit[row, columns])
+
+
+@pytest.mark.parametrize("open_at_most", [None, 32])
+def test_it_never_waits_for_the_device(kernels, never_waiting, open_at_most):
+    logits, masked = draw(2, 40, 20_000), some_open(2, 40)
+    masked[:, 32:] = False
+    first = kernels(logits, masked, open_at_most=open_at_most)
+    never_waiting()
+    again = kernels(logits, masked, open_at_most=open_at_most)
+    torch.cuda.set_sync_debug_mode("default")
+    assert same(first, again)
+    check(first, plain(logits, masked))
+
+
+@pytest.mark.parametrize("b", [1, 8])
+def test_a_graph_replays_it_on_other_logits_and_masks(kernels, b):
+    logits, masked = draw(b, 32, LLADA), some_open(b, 32)
+    kernels(logits, masked)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = kernels(logits, masked)
+    for seed in (1, 2, 3):
+        logits.copy_(draw(b, 32, LLADA, seed=seed))
+        masked.copy_(some_open(b, 32, seed=seed) if seed < 3 else torch.zeros_like(masked))
+        graph.replay()
+        assert same(captured, kernels(logits, masked))
+    assert not captured.commit.any()
