@@ -94,6 +94,26 @@ def test_jobs_do_not_see_each_other():
     assert [result.passed for result in sandbox.run_many(jobs)] == [True, False, True]
 
 
+@pytest.mark.parametrize("family", [2, 10, 16, 17, 38, 40], ids=["inet", "inet6", "netlink", "packet", "alg", "vsock"])
+def test_no_socket_can_lead_anywhere(family):
+    kind = 3 if family in (16, 17) else 5 if family == 38 else 1
+    fails(f"import socket\nsocket.socket({family}, {kind})", "failed: PermissionError")
+
+
+def test_a_pair_of_local_sockets_is_allowed():
+    assert sandbox.run_tests("import asyncio, socket\nsocket.socketpair()\nasyncio.run(asyncio.sleep(0))", []).passed
+
+
+def test_a_message_queue_cannot_outlive_its_job():
+    call = "import ctypes\nassert ctypes.CDLL(None).msgget(4711, 0o1666) == -1"
+    assert sandbox.run_tests(call, []).passed
+
+
+def test_a_job_that_takes_its_folder_away_harms_itself_only():
+    jobs = [("import os\nos.chmod('/tmp', 0)", []), GOOD, GOOD]
+    assert [result.passed for result in sandbox.run_many(jobs)][1:] == [True, True]
+
+
 def test_no_jobs_give_no_results():
     assert sandbox.run_many([]) == []
 

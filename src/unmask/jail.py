@@ -30,13 +30,17 @@ _CLONE_THREAD = 0x10000
 # What an answer has no business with. By machine: its number for the kernel, the calls, clone, clone3.
 _NEW_PROCESSES = {"x86_64": (57, 58, 59, 322), "aarch64": (221, 281)}  # fork, vfork, execve, execveat
 _SIGNALS = {"x86_64": (62, 200, 234, 129, 297, 424), "aarch64": (129, 130, 131, 138, 240, 424)}
-_OTHER_MEMORY = {"x86_64": (101, 310, 311, 29), "aarch64": (117, 270, 271, 194)}  # ptrace, process_vm_*, shmget
+_OTHER_MEMORY = {  # ptrace, process_vm_*, shmget, msgget, semget, mq_open
+    "x86_64": (101, 310, 311, 29, 68, 64, 240),
+    "aarch64": (117, 270, 271, 194, 186, 190, 180),
+}
 _NAMESPACES = {"x86_64": (272, 308, 165, 166, 155, 161, 428, 430), "aarch64": (97, 268, 40, 39, 41, 51, 428, 430)}
 _KERNEL = {  # bpf, perf_event_open, add_key, request_key, keyctl, userfaultfd, io_uring_setup
     "x86_64": (321, 298, 248, 249, 250, 323, 425),
     "aarch64": (280, 241, 217, 218, 219, 282, 425),
 }
 _CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
+_SOCKET, _AF_UNIX = {"x86_64": 41, "aarch64": 198}, 1
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
@@ -115,7 +119,10 @@ def _next(host: Channel, null: int, timeout_s: float, memory_mib: int) -> bool:
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
         ours.close()
-    clean = not os.listdir()
+    try:
+        clean = not os.listdir()
+    except OSError:  # it took the folder away
+        clean = False
     host.send(json.dumps({"reason": verdict, "clean": clean}).encode(), timeout_s)
     return clean
 
@@ -137,7 +144,10 @@ def _verdict(channel: Channel, statements: list[str], timeout_s: float) -> str:
 
 
 def _obey(end: int) -> None:
-    """The child: run what comes until it is killed. Nothing that an answer can replace is looked up once it has run."""
+    """The child: run what comes until it is killed.
+
+    No global or builtin is looked up once an answer has run; one that rewrites this frame's locals is not stopped.
+    """
     module = ModuleType("__candidate__")
     sys.modules |= {"__candidate__": module, "__main__": ModuleType("__main__")}
     names = vars(module)
@@ -199,7 +209,7 @@ class _Program(ctypes.Structure):
 
 
 def _lock() -> bool:
-    """Deny this process, for ever, new processes, signals, the memory of others and the kernel's odder corners."""
+    """Deny this process, for ever, new processes, signals, sockets, the memory of others and the kernel's odder corners."""
     code = _filter(os.uname().machine)
     if code is None or not _prctl(_PR_SET_NO_NEW_PRIVS, 1):
         return False
@@ -236,6 +246,9 @@ def _filter(machine: str) -> bytes | None:
         for call in group[machine]:
             lines += [line(equal, call, 0, 1), line(give, refuse)]
     lines += [line(equal, _CLONE3, 0, 1), line(give, unknown)]  # the C library then uses clone, which can be judged
+    # Not every kind of socket belongs to a network that can be taken away: one to the host of a virtual machine does not.
+    lines += [line(equal, _SOCKET[machine], 0, 4), line(load, 16), line(equal, _AF_UNIX, 1, 0)]
+    lines += [line(give, refuse), line(give, allow)]
     lines += [line(equal, _CLONE[machine], 0, 3), line(load, 16), line(any_bit, _CLONE_THREAD, 1, 0)]
     lines += [line(give, refuse), line(give, allow)]
     return b"".join(lines)

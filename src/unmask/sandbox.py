@@ -7,14 +7,15 @@ Covered, with bubblewrap:
 - processes: none can be started, and no signal sent; threads only within the memory limit
 - memory (512 MiB), time (3 s a statement), file size, open files; output goes nowhere
 - the verdict: a pass is proved by a secret that is drawn after the last test and must come back; an exit status, words
-  printed, or anything found in frames or on the heap while the answer runs is worth nothing
+  printed, or what can be found in memory before the last test is worth nothing
 Not covered:
 - an answer that deceives the tests themselves, with an object that equals everything, say
-- an answer that was written against `jail.py`: it may find the child's socket and play the child's part
+- an answer that was written against `jail.py`: it may find the child's socket and play the child's part, or rewrite the
+  locals of the frame that runs it, and so pass without being right
 - holes in the kernel, and how long other things wait while an answer computes
 
 Without bubblewrap we refuse, unless `allow_unsandboxed()` is around the call. Then limits, time and the verdict are as
-above, on Linux also processes and signals; files and the network are open to the answer.
+above, on Linux also processes, signals and sockets; files are open to the answer.
 """
 
 from __future__ import annotations
