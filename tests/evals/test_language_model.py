@@ -140,3 +140,25 @@ def test_lm_eval_finds_the_model_by_name_and_makes_it_from_its_own_arguments():
     assert model.generate_until(requests) == ["Ever"] * 3
     with pytest.raises(UnmaskError, match="batch_size must be a whole number of at least 1, got 'auto'"):
         UnmaskLM("toy", batch_size="auto")
+
+
+def answer_to(doc: dict, *, until: list[str], template: str = "none", **settings) -> str:
+    request = Instance(
+        request_type="generate_until", doc=doc, arguments=("def f():", {"until": until}), idx=0, metadata=("t", 0, 1)
+    )
+    model = UnmaskLM("toy", policy="fixed", template=template, max_tokens=32, block_size=8, **settings)
+    return model.generate_until([request])[0]
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_what_a_chat_model_writes_for_humaneval_is_not_cut(early_stop: bool):
+    doc = {"task_id": "HumanEval/0"}
+    text = answer_to(doc, until=[" letter"], template="chat", early_stop=early_stop)
+    assert text == "Every masked letter is guessed a"
+    assert answer_to(doc, until=[" letter"], early_stop=early_stop) == "Every masked"
+
+
+def test_the_settings_own_stops_apply_to_benchmarks_too():
+    assert answer_to({}, until=["guess"], stop=(" letter",)) == "Every masked"
+    full_stop = unmask.load("toy").codec.encode("m", special=False)[0]
+    assert answer_to({}, until=["guess"], stop_token_ids=(full_stop,)) == "Every "

@@ -9,6 +9,7 @@ import pytest
 
 import unmask
 from unmask.errors import UnmaskError
+from unmask.evals import prompts
 from unmask.evals.prompts import fitted_prompt, read_answer, template_of
 
 TOY = unmask.load("toy")  # one token a letter: lengths can be read off the text
@@ -118,7 +119,7 @@ def test_a_later_stop_string_is_looked_for_in_what_the_first_has_left():
 
 def test_whole_answers_of_llada_are_not_cut_and_count_all_but_end_of_text():
     decoded = ids("a\ndef b<|eot_id|><|endoftext|>c<|endoftext|>")
-    answer = read_answer(LLADA, CODEC, decoded, until=("\ndef",), whole=True)
+    answer = read_answer(LLADA, CODEC, decoded, until=(), whole=True)
     assert answer.text == "a\ndef bc"
     assert answer.tokens_reference == len("a\ndef b") + 1 + len("c")
     assert answer.tokens_answer == len("a\ndef b")
@@ -142,3 +143,14 @@ def test_dream_keeps_special_tokens_that_are_not_the_end_of_text():
 def test_masks_left_open_by_an_early_stop_are_neither_text_nor_tokens(spec):
     answer = read_answer(spec, CODEC, [*ids("4"), spec.eos_id, *[spec.mask_id] * 5], until=STOPS)
     assert (answer.text, answer.tokens_reference, answer.tokens_answer) == ("4", 1, 1)
+
+
+def test_a_thousand_shots_are_fitted_without_trying_each(monkeypatch: pytest.MonkeyPatch):
+    tried = []
+    encode = prompts._encode
+    monkeypatch.setattr(prompts, "_encode", lambda *args: tried.append(1) or encode(*args))
+    prompt = fit(room=100, shots=[f"{number:04}." for number in range(1000)], question="q")
+    assert prompt.truncated
+    assert "0998.0999.q" in prompt.text
+    assert 95 < len(prompt.ids) <= 100
+    assert len(tried) < 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -80,11 +80,11 @@ class UnmaskLM(LM):
         self._on_item(len(items) - len(waiting), len(items))
         for batch in self._batches(waiting):
             prompts = [prompt for _, prompt in batch]
-            until = _stop_strings(waiting[batch[0][0]])
+            until = self._until(waiting[batch[0][0]])
             outputs = self.llm.generate(
                 [prompt.ids for prompt in prompts],
                 policy=self._job.policy,
-                settings=self._job.settings.with_(stop=(*self._job.settings.stop, *until)),
+                settings=self._job.settings.with_(stop=until),
                 batch_size=self.batch_size,
                 timed=True,
             )
@@ -158,12 +158,13 @@ class UnmaskLM(LM):
         )
 
     def _generation(self, number: int, request: Instance, prompt: Prompt, output: Output) -> Generation:
+        stops = self._job.settings.stop_token_ids
         answer = read_answer(
             self.llm.spec,
             self.llm.codec,
-            output.canvas_ids,
-            until=_stop_strings(request),
-            whole=self._template == "chat" and _is_humaneval(request),
+            list(takewhile(lambda token: token not in stops, output.canvas_ids)),
+            until=self._until(request),
+            whole=self._is_whole(request),
         )
         assert output.timing is not None
         seconds = {"model": output.timing.model_s, "policy": output.timing.policy_s, "rest": output.timing.rest_s}
@@ -178,6 +179,14 @@ class UnmaskLM(LM):
             seconds=seconds,
             truncated=prompt.truncated,
         )
+
+    def _is_whole(self, request: Instance) -> bool:
+        """LLaDA's wrapper leaves what chat models write for HumanEval uncut: the text around the code is not the end."""
+        return self._template == "chat" and str(request.doc.get("task_id", "")).lower().startswith("humaneval")
+
+    def _until(self, request: Instance) -> tuple[str, ...]:
+        """What ends a text: the settings' strings, and the task's where the protocol applies them."""
+        return (*self._job.settings.stop, *(() if self._is_whole(request) else _stop_strings(request)))
 
     def _likelihoods(self, number: int, choices: list[Instance]) -> Generation:
         start = time.perf_counter()
@@ -222,7 +231,3 @@ class UnmaskLM(LM):
 def _stop_strings(request: Instance) -> tuple[str, ...]:
     until = request.args[1].get("until") or ()
     return (until,) if isinstance(until, str) else tuple(until)
-
-
-def _is_humaneval(request: Instance) -> bool:
-    return str(request.doc.get("task_id", "")).lower().startswith("humaneval")

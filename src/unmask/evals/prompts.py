@@ -6,6 +6,7 @@ is why their columns are not comparable with each other. Knows nothing of lm-eva
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,10 +42,17 @@ def fitted_prompt(
     if template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
     room = spec.max_length - new_tokens
-    for first in range(len(shots) + 1):
-        ids = _encode(spec, codec, "".join([*shots[first:], question]), template)
-        if len(ids) <= room:
-            return Prompt(ids=ids, text=codec.decode(ids, special=True), truncated=first > 0)
+
+    def encoded(first: int) -> list[int]:
+        return _encode(spec, codec, "".join([*shots[first:], question]), template)
+
+    def fits(first: int) -> bool:
+        return len(encoded(first)) <= room
+
+    first = 0 if fits(0) else bisect_left(range(len(shots)), True, lo=min(1, len(shots)), key=fits)
+    ids = encoded(first)
+    if len(ids) <= room:
+        return Prompt(ids=ids, text=codec.decode(ids, special=True), truncated=first > 0)
     words = codec.encode(question, special=False)
     kept = len(words)
     while len(ids) > room:
@@ -76,16 +84,16 @@ class Answer:
 def read_answer(
     spec: ModelSpec, codec: TextCodec, ids: Sequence[int], *, until: Sequence[str], whole: bool = False
 ) -> Answer:
-    """The answer among the decoded ids; `whole`: nothing is cut, as LLaDA's wrapper does it for HumanEval in chats."""
+    """The answer among the decoded ids; `whole`: counted before the cuts, as LLaDA's wrapper does it for HumanEval."""
     ids = [token for token in ids if token != spec.mask_id]  # left open behind an early stop
-    strings = () if whole and spec.convention == "llada" else tuple(until)
+    strings = tuple(until)
     counted = ids
     if spec.convention == "dream":
         # Run-on text behind the cuts is counted by the public code, so it is here.
         end = codec.token_text(spec.eos_id)
         text = _cut(codec.decode(ids, special=True), (end, *strings))
     elif whole:
-        text = codec.decode(ids)
+        text = _cut(codec.decode(ids), strings)
     else:
         # The end-of-text token is no stop string: what was decoded behind it stays, and the last step drops the token.
         counted = codec.encode(_cut(codec.decode(ids, special=True), strings), special=False)
