@@ -141,6 +141,9 @@ def evaluate(
     shared: Annotated[
         bool, typer.Option("--shared", help="Other work uses the device meanwhile: keep times out of reports.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard what the folder holds of this recipe's cells; measure them anew.")
+    ] = False,
     backend: Annotated[str, typer.Option(help="What runs it: local, or an installed plug-in.")] = "local",
     as_json: flags.Json = False,
 ) -> None:
@@ -154,14 +157,18 @@ def evaluate(
     chosen = read(recipe, {**sizes, **places, **truths})
     runner, folder = backend_named(backend), out or Path("runs") / recipe.stem
     try:
-        with terminal.eval_progress() as on_progress:
-            finished = runner(chosen, out=folder, command=flags.command_line(), on_progress=on_progress)
+        with terminal.eval_progress() as heard:
+            finished = runner(chosen, out=folder, command=flags.command_line(), fresh=fresh, **heard)
     except KeyboardInterrupt:
-        raise WorkFailed(f"interrupted; every finished item is in {folder}, the same command goes on") from None
+        again = "the same command without --fresh" if fresh else "the same command"
+        raise WorkFailed(f"interrupted; every finished item is in {folder}, {again} goes on") from None
     if finished.taken:
         terminal.note(f"cells taken over: {', '.join(f'{n} from {name}' for name, n in finished.taken.items())}")
     elif not finished.new_cells:
         terminal.note(f"nothing left to do: {folder} is complete")
+    if finished.changed:
+        changed = " and ".join(finished.changed)
+        terminal.note(f"since it was measured, the {changed} changed; --fresh measures it anew")
     if as_json:
         print("\n".join(json.dumps(cell.to_dict(), ensure_ascii=False) for cell in flags.measured(finished.cells)))
     else:

@@ -209,7 +209,7 @@ class _Program(ctypes.Structure):
 
 
 def _lock() -> bool:
-    """Deny this process, for ever, new processes, signals, sockets, the memory of others and the kernel's odder corners."""
+    """Deny this process, for ever, new processes, signals, sockets, others' memory and the kernel's odder corners."""
     code = _filter(os.uname().machine)
     if code is None or not _prctl(_PR_SET_NO_NEW_PRIVS, 1):
         return False
@@ -246,7 +246,7 @@ def _filter(machine: str) -> bytes | None:
         for call in group[machine]:
             lines += [line(equal, call, 0, 1), line(give, refuse)]
     lines += [line(equal, _CLONE3, 0, 1), line(give, unknown)]  # the C library then uses clone, which can be judged
-    # Not every kind of socket belongs to a network that can be taken away: one to the host of a virtual machine does not.
+    # Not every socket belongs to a network that can be taken away: one to the host of a virtual machine does not.
     lines += [line(equal, _SOCKET[machine], 0, 4), line(load, 16), line(equal, _AF_UNIX, 1, 0)]
     lines += [line(give, refuse), line(give, allow)]
     lines += [line(equal, _CLONE[machine], 0, 3), line(load, 16), line(any_bit, _CLONE_THREAD, 1, 0)]

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from unmask.bench.step import StepTiming
     from unmask.bench.subject import Subject
     from unmask.conversation import Conversation
+    from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
     from unmask.report.measured import Measured
-    from unmask.report.table import Entry
+    from unmask.report.table import Column, Entry
     from unmask.report.table import Table as Described
     from unmask.types import StepEvent, StreamEvent
 
@@ -67,24 +68,48 @@ def progress(prompts: int) -> Generator[Callable[[StepEvent], None]]:
 
 
 @contextmanager
-def eval_progress() -> Generator[Callable[[EvalProgress], None]]:
-    """A bar on stderr with an estimate of what is left; where it is no terminal, a line for each finished cell."""
+def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
+    """A bar on stderr with an estimate of what is left; where it is no terminal, a line for each finished cell.
+
+    Yields the listeners of a run by the names of its parameters.
+    """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left"))
     period = 600.0  # cells differ in cost: a short look back would make the estimate jump
+    labels: dict[str, str] = {}
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=period
     ) as bar:
         task = bar.add_task("loading", total=1.0)
 
-        def on_progress(now: EvalProgress) -> None:
-            taken = f" ({now.taken} taken over)" if now.taken else ""
-            what = f"cell {now.number} of {now.cells}{taken}: {now.cell.task}, {now.cell.policy['name']}"
-            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {now.items} items")
-            if now.done == now.items and not console.is_terminal:
-                console.print(f"unmask: {what}, {now.items} items, {now.share:.0%} of the work", markup=False)
+        def say(line: str) -> None:
+            if not console.is_terminal:
+                console.print(f"unmask: {line}", markup=False)
 
-        yield on_progress
+        def on_load(model: str) -> None:
+            bar.update(task, description=f"loading {model}")
+            say(f"loading {model}")
+
+        def on_progress(now: EvalProgress) -> None:
+            if now.cell.key not in labels:
+                labels.update(_labels_of(now.beside))
+            taken = f" ({now.taken} taken over)" if now.taken else ""
+            what = f"cell {now.number} of {now.cells}{taken}: {now.cell.task}, {labels[now.cell.key]}"
+            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {now.items} items")
+            if now.done == now.items:
+                say(f"{what}, {now.items} items, {100 * now.share:.0f} % done")
+
+        yield {"on_progress": on_progress, "on_load": on_load}
+
+
+def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
+    """Key -> what the table at the end will call the cell."""
+    from unmask.report.measured import Measured
+    from unmask.report.results import labels
+
+    nothing: dict[str, Any] = {"about": {}, "ids": (), "complete": False, "columns": {}, "scores": {}}
+    asked = [Measured(run="", cell=cell, **nothing) for cell in cells]
+    return {each.cell.key: label for each, label in zip(asked, labels(asked), strict=True)}
 
 
 def is_terminal(stream: Any) -> bool:
@@ -161,39 +186,73 @@ def show_cells(cells: list[Measured]) -> None:
     Console(highlight=False, width=None if is_terminal(sys.stdout) else 200).print(table)
 
 
+PIPE = 160  # letters of a line where no screen tells how many there are
+
+
 def show_tables(tables: list[Described]) -> None:
-    """The tables of a report, without those that are for files only; a figure is never folded, words may be."""
+    """The tables of a report, without those that are for files only.
+
+    A figure is never folded, words may be. What a narrow screen has no room for even then is left out, and that said.
+    """
     for described in tables:
         if described.details:
             continue
         console = Console(highlight=False)
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in described.columns:
-            table.add_column(Text(column.title), justify="left" if column.words else "right")
-        for number, row in enumerate(described.rows):
-            if number in described.sections:
-                table.add_section()
-            table.add_row(*(_entry(described.entry(row, column)) for column in described.columns))
-        _make_room(console, table, [column.words for column in described.columns])
+        room = console.width if console.is_terminal else PIPE
+        columns, spare = list(described.columns), []
+        if console.is_terminal:
+            while _narrowest(console, _drawn(described, columns), columns) > room and any(c.spare for c in columns):
+                spare.append(max(columns, key=lambda column: column.spare))
+                columns.remove(spare[-1])
+        table = _drawn(described, columns)
+        _make_room(console, table, [column.words for column in columns], room)
         console.print(Text(described.title, style="bold"))
         console.print(table)
+        if spare:
+            titles = ", ".join(column.title for column in spare)
+            console.print(Text(f"No room here for: {titles}. A wider screen and --format markdown show all.", "dim"))
         for note in described.notes:
             console.print(Text(note, style="dim"))
         console.print()
 
 
-def _make_room(console: Console, table: Table, words: list[bool]) -> None:
-    """Give the table the width it wants; on a narrow screen, words are set below each other first."""
+def _drawn(described: Described, columns: list[Column]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(Text(column.title), justify="left" if column.words else "right", no_wrap=not column.words)
+    for number, row in enumerate(described.rows):
+        if number in described.sections:
+            table.add_section()
+        table.add_row(*(_entry(described.entry(row, column)) for column in columns))
+    return table
 
-    def wanted() -> int:
-        return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
-    if console.is_terminal and wanted() > console.width:
-        for column, of_words in zip(table.columns, words, strict=True):
-            if of_words:
-                found = [str(cell) for cell in (column.header, *column.cells)]
-                column.width = max((len(word) for text in found for word in text.split()), default=1)
-    console.width = max(console.width, wanted())
+def _narrowest(console: Console, table: Table, columns: list[Column]) -> int:
+    """The width of the table when every word of its words stands in a line of its own."""
+    _fold(table, [column.words for column in columns])
+    return _wanted(console, table)
+
+
+def _make_room(console: Console, table: Table, words: list[bool], room: int) -> None:
+    """Fold words until the table fits into the room; figures have the width they want, whatever the room."""
+    least = _wanted(console, table)
+    if least > room:
+        _fold(table, words)
+        least = max(room, _wanted(console, table))
+        for column in table.columns:
+            column.width, column.min_width = None, column.width
+    console.width = max(console.width, least)
+
+
+def _wanted(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _fold(table: Table, words: list[bool]) -> None:
+    for column, of_words in zip(table.columns, words, strict=True):
+        if of_words:
+            found = [str(cell) for cell in (column.header, *column.cells)]
+            column.width = max((len(word) for text in found for word in text.split()), default=1)
 
 
 def _entry(entry: Entry) -> Text:
@@ -261,7 +320,7 @@ def _show_timings(subject: Subject, headings: tuple[str, ...], rows: list[list[s
         table.add_column(heading, justify="left" if heading in ("cache", "pass", "bound by") else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    _make_room(console, table, [False] * len(headings))
+    _make_room(console, table, [False] * len(headings), console.width)
     console.print(table)
 
 

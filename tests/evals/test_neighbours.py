@@ -93,6 +93,8 @@ def test_a_cell_measured_otherwise_is_left_where_it_is(first: Path, tmp_path: Pa
     noted = cell.about | {"shared": False}
     changes: list[dict[str, Any]] = [
         {"weights": "others"},
+        {"code": "edited"},
+        {"questions": "others"},
         {"device_name": "another"},
         {"threads": 99},
         {"versions": {"unmask": "0.0.1"}},
@@ -129,7 +131,7 @@ def test_other_weights_are_refused_before_anything_is_added(
     (cell.folder / "done.json").unlink()
     (cell.folder / "scores.jsonl").write_text("")
     monkeypatch.setattr(runs, "fingerprint", lambda *args, **options: "other")
-    with pytest.raises(UnmaskError, match=r"holds results of toy with other weights; choose another --out$"):
+    with pytest.raises(UnmaskError, match=r"holds results of toy with other weights; choose another --out, or "):
         measure(first, policies=["threshold"])
     assert cells_of(first)[0].scores == {}
 
@@ -141,7 +143,7 @@ def test_the_command_says_how_many_cells_were_taken_over(
     recipe.write_text(json.dumps(VALUES))  # JSON is YAML
     assert cli.run(["eval", str(recipe), "--shared", "--out", str(tmp_path / "second")]) == 0
     said = capsys.readouterr().err
-    assert "cell 2 of 2 (1 taken over): sudoku, fixed, 3 items, 100% of the work" in said
+    assert "cell 2 of 2 (1 taken over): sudoku, fixed (tokens_per_pass=8), 3 items, 100 % done" in said
     assert "cells taken over: 1 from first" in said
     resolved = json.loads((tmp_path / "second" / "run.json").read_text())["resolved"]
     assert resolved["shared"] is True

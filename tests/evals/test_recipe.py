@@ -93,6 +93,11 @@ def test_batches_are_large_on_tiny_tasks_and_one_where_speed_is_compared() -> No
         ({"shots": 0}, False),
         ({"settings": {"max_tokens": 128}}, False),
         ({"settings": {"cache": "dual"}}, False),
+        ({"settings": {"cfg_scale": 2.0}}, False),
+        ({"settings": {"top_k": 5}}, False),
+        ({"settings": {"stop": ["x"]}}, False),
+        ({"settings": {"reference_dtype": True}}, False),
+        ({"settings": {"seed": 3}}, True),
         ({"model": "GSAI-ML/LLaDA-8B-Base"}, False),
         ({"tasks": ["math500"]}, False),
     ],
@@ -146,6 +151,9 @@ def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
         ({"tasks": []}, "tasks is missing"),
         ({"tasks": ["sudokus"]}, "unknown task 'sudokus'; did you mean 'sudoku'?"),
         ({"tasks": ["gsm-8k"]}, "did you mean 'gsm8k'?"),
+        ({"tasks": ["sodoku"]}, "did you mean 'sudoku'? known: countdown, "),
+        ({"tasks": ["sodoku"]}, "mbpp, sudoku, word_problems, every task of lm-eval, and the path"),
+        ({"task": "sudoku"}, "task and tasks are both given"),
         ({"tasks": ["sudoku", "sudoku"]}, "tasks has 'sudoku' twice"),
         ({"limit": 0}, "limit must be a whole number of at least 1, got 0"),
         ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
@@ -180,7 +188,14 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path: Path, text: str | None, 
 
 
 def test_any_other_name_may_be_a_task_of_lm_eval() -> None:
-    assert parse(GOOD | {"tasks": ["arc_challenge"]}).tasks == ("arc_challenge",)
+    for name in ("arc_challenge", "mathqa", "math_word_problems", "humaneval_64"):
+        assert parse(GOOD | {"tasks": [name]}).tasks == (name,)
+
+
+def test_one_task_may_be_given_as_one() -> None:
+    values = {"model": "toy", "policy": "fixed", "task": "sudoku"}
+    assert parse(values).tasks == ("sudoku",)
+    assert parse(values, {"tasks": ["countdown"]}).tasks == ("countdown",)
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(RECIPES)))

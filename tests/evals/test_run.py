@@ -21,6 +21,7 @@ from unmask.evals.recipe import Recipe, parse
 from unmask.evals.run import Progress, run
 from unmask.evals.store import CellFolder, cells_of
 from unmask.evals.tiny_suite import find, items_of, names
+from unmask.report.runs import read_runs
 
 VALUES: dict[str, Any] = {
     "model": "toy",
@@ -155,10 +156,58 @@ def test_an_answer_is_the_same_in_any_batch(whole: Path, tmp_path: Path) -> None
 
 
 def test_a_folder_belongs_to_one_recipe(whole: Path) -> None:
-    with pytest.raises(UnmaskError, match="holds a run with other values of limit, seed; choose another --out"):
-        run(recipe_of(limit=6, seed=1), out=whole)
-    with pytest.raises(UnmaskError, match="other values of models"):
+    refused = r"{}; choose another --out; finished cells that are equal are taken over$"
+    with pytest.raises(UnmaskError, match=refused.format("holds a run with other values of limit, seed")):
+        run(recipe_of(limit=4, seed=1), out=whole)
+    with pytest.raises(UnmaskError, match=refused.format("other values of models")):
         run(parse(VALUES, {"dtype": "bfloat16"}), out=whole)
+    with pytest.raises(UnmaskError, match=refused.format("other values of policies, tasks")):
+        run(recipe_of(tasks=["sudoku"], policies=["threshold"]), out=whole)
+
+
+def test_a_recipe_may_grow_in_its_folder_and_only_the_new_cells_are_measured(tmp_path: Path) -> None:
+    small, out = {"tasks": ["sudoku"], "policies": ["threshold"], "limit": 2}, tmp_path / "run"
+    run(recipe_of(**small), out=out, command="first")
+    assert run(recipe_of(**small | {"policies": ["threshold", "random"]}), out=out).new_cells == 1
+    assert run(recipe_of(**small | {"policies": ["random", "threshold"], "tasks": ["sudoku", "countdown"]}), out=out)
+    grown = small | {"tasks": ["sudoku", "countdown"], "policies": ["threshold", "random"], "limit": 3}
+    finished = run(recipe_of(**grown, title="More", table="curves"), out=out, command="last")
+    assert finished.new_cells == 4
+    about = json.loads((out / "run.json").read_text())
+    assert (about["title"], about["table"], about["command"], about["resolved"]["limit"]) == (
+        "More",
+        "curves",
+        "last",
+        3,
+    )
+    assert sorted(about["cells"]) == sorted(cell.cell.key for cell in finished.cells)
+    # The cells of two items are still there, and no longer belong to the run.
+    assert len(cells_of(out)) == 8
+    (reported,) = read_runs([out])
+    assert [cell.cell.items for cell in reported.cells] == [3] * 4
+    assert run(recipe_of(**grown, title="Other"), out=out).new_cells == 0
+    assert json.loads((out / "run.json").read_text())["title"] == "Other"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model": "no/such/folder"}, {"device": "nodevice"}, {"policies": ["wino"], "model": "dream"}]
+)
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, dream_folder: Path, wrong: dict[str, Any]) -> None:
+    wrong = wrong | ({"model": str(dream_folder)} if wrong.get("model") == "dream" else {})
+    with pytest.raises(UnmaskError):
+        run(recipe_of(limit=1, **wrong), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert run(recipe_of(limit=1, tasks=["sudoku"]), out=tmp_path / "run").new_cells == 2
+
+
+def test_a_folder_in_which_nothing_was_measured_may_be_used_for_anything(tmp_path: Path) -> None:
+    def stop(now: Progress) -> None:
+        raise _Stop
+
+    with pytest.raises(_Stop):
+        run(recipe_of(), out=tmp_path, on_progress=stop)
+    assert run(recipe_of(seed=3, limit=1, tasks=["sudoku"]), out=tmp_path).new_cells == 2
+    assert len(read_runs([tmp_path])[0].cells) == 2
 
 
 def test_only_one_process_works_in_a_folder(tmp_path: Path) -> None:
@@ -224,7 +273,11 @@ def test_the_command_prints_a_table_then_has_nothing_left_to_do(
     shown = capsys.readouterr()
     assert "accuracy %" in shown.out
     assert shown.out.count("sudoku") == 2
-    assert "cell 2 of 2: sudoku, fixed, 2 items, 100% of the work" in shown.err
+    assert shown.err.splitlines()[:2] == [
+        "unmask: loading toy",
+        "unmask: cell 1 of 2: sudoku, threshold, 2 items, 50 % done",
+    ]
+    assert "cell 2 of 2: sudoku, fixed (tokens_per_pass=8), 2 items, 100 % done" in shown.err
     assert (recipe_file.parent / "runs" / "small" / "run.json").exists()
     assert cli.run([*command, "--json"]) == 0
     shown = capsys.readouterr()
@@ -251,8 +304,9 @@ def test_a_wrong_command_is_one_line(
     monkeypatch.chdir(recipe_file.parent)
     assert cli.run(["eval", *arguments]) == 2
     error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    *before, last = error.splitlines()
+    assert said in last
+    assert before in ([], ["unmask: loading no/such/folder"])
 
 
 def test_an_interrupt_says_how_to_go_on(
@@ -265,7 +319,10 @@ def test_an_interrupt_says_how_to_go_on(
     out = str(recipe_file.parent / "run")
     assert cli.run(["eval", str(recipe_file), "--out", out]) == 1
     error = capsys.readouterr().err
-    assert error == f"unmask: interrupted; every finished item is in {out}, the same command goes on\n"
+    assert (
+        error
+        == f"unmask: loading toy\nunmask: interrupted; every finished item is in {out}, the same command goes on\n"
+    )
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 from synthetic_runs import cell_of, write
 
 from unmask.report.runs import read_runs
-from unmask.report.shape import CLAIMS, FAILS, HOLDS, SLOWLY, UNKNOWN, checks, checks_tables
+from unmask.report.shape import CLAIMS, FAILS, HOLDS, OPEN, SLOWLY, UNKNOWN, checks, checks_tables
 
 FALLS, RISES, TWICE, NONE, UNIFORM, ONE_SHOT, BASELINE, LENGTH, BLOCKS = CLAIMS
 
@@ -36,17 +36,37 @@ def test_equal_passes_do_not_fall(tmp_path):
         write_all(tmp_path, {"x": 10}, x={"threshold": threshold})
     found = check(tmp_path, FALLS)
     assert found.verdict == FAILS
-    assert found.certainty == "within chance; against: τ 0.7 → 0.8: 0.00"
+    assert found.certainty == "beyond chance; against: τ 0.7 → 0.8: 0 on every item"
 
 
-def test_a_difference_within_chance_holds_but_is_not_called_certain(tmp_path):
+def test_a_difference_within_chance_is_undecided_and_the_means_are_told(tmp_path):
     write(tmp_path, cell_of(threshold=0.8), passes=[10, 14] * 20, right=0.9)
     write(tmp_path, cell_of(threshold=0.9), passes=[14, 11] + [14, 10] * 19, right=0.9)
     found = check(tmp_path, FALLS)
     assert found.comparisons[0].difference == pytest.approx(1 / 40)
-    assert (found.verdict, found.certainty) == (HOLDS, "within chance")
+    assert (found.verdict, found.by_means, found.certainty) == (OPEN, HOLDS, "within chance")
+    assert found.to_dict()["by_means"] == HOLDS
+    summary, places = checks_tables([found])
+    assert summary.rows[0][OPEN].text == "tiny, sudoku, block 32 (within chance)"
+    assert not summary.rows[0][HOLDS].text
+    assert places.rows[0]["by the means"].text == HOLDS
+
+
+def test_a_difference_the_other_way_is_undecided_too_while_within_chance(tmp_path):
+    write(tmp_path, cell_of(threshold=0.8), passes=[14, 11] + [14, 10] * 19, right=0.9)
+    write(tmp_path, cell_of(threshold=0.9), passes=[10, 14] * 20, right=0.9)
+    found = check(tmp_path, FALLS)
+    assert (found.verdict, found.by_means) == (OPEN, FAILS)
     summary, _ = checks_tables([found])
-    assert summary.rows[0][HOLDS].text == "tiny, sudoku, block 32 (within chance)"
+    assert "(τ 0.8 → 0.9: −0.03 [" in summary.rows[0][OPEN].text
+    assert not summary.rows[0][FAILS].text
+
+
+def test_one_item_decides_nothing(tmp_path):
+    for threshold, passes in ((0.8, 10), (0.9, 20)):
+        write(tmp_path, cell_of(threshold=threshold, items=1), passes=[passes], right=[True])
+    found = check(tmp_path, FALLS)
+    assert (found.verdict, found.by_means) == (OPEN, HOLDS)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +139,14 @@ def test_what_was_not_run_is_not_measured(tmp_path):
     write(tmp_path, cell_of("threshold", threshold=0.9), passes=9.0, right=0.9)
     found = checks(read_runs([tmp_path])[0].cells)
     assert [one.verdict for one in found] == [UNKNOWN] * len(CLAIMS)
-    summary, places = checks_tables(found)
-    assert len(summary.rows) == len(places.rows) == len(CLAIMS)
-    assert {row[HOLDS].text for row in summary.rows} == {UNKNOWN}
+    assert checks_tables(found) == []
+
+
+def test_claims_that_were_not_measured_are_counted_not_listed(tmp_path):
+    write(tmp_path, cell_of("entropy"), passes=[128] * 40, right=0.9)
+    summary, places = checks_tables(checks(read_runs([tmp_path])[0].cells))
+    assert [row["claim"].text for row in summary.rows] == [row["claim"].text for row in places.rows] == [LENGTH]
+    assert f"{len(CLAIMS) - 1} of the paper's {len(CLAIMS)} claims were not measured" in summary.notes[-1]
 
 
 def test_unfinished_cells_prove_nothing(tmp_path):

@@ -75,6 +75,32 @@ def test_a_curve_is_made_of_all_runs_whatever_their_device(tmp_path):
         assert any("left out, as not finished: mean_field (threshold=0.5), 0 of 40 items." in n for n in table.notes)
 
 
+def test_a_curve_is_named_after_what_all_its_points_changed(tmp_path):
+    describe(tmp_path, "curves")
+    for threshold in (0.7, 0.9):
+        write(tmp_path, cell_of(threshold=threshold, iterations=4), passes=8.0, right=0.9)
+        write(tmp_path, cell_of("threshold", threshold=threshold), passes=8.0, right=0.9)
+    labels = [row["label"].text for row in table_of(report([tmp_path]), "aup").rows]
+    assert labels == ["threshold", "mean_field (iterations=4)"]
+
+
+def test_a_study_tells_the_setting_around_which_it_turns(tmp_path):
+    for kind in ("sensitivity", "ablation", "lengths"):
+        describe(tmp_path / kind, kind)
+    for updates in (2, 4):
+        write(tmp_path / "sensitivity", cell_of(threshold=0.5, iterations=updates), passes=8.0, right=0.9)
+    for interaction in ("none", "jsd"):
+        cell = cell_of(interaction=interaction, fallback="greedy")
+        write(tmp_path / "ablation", cell, passes=8.0, right=0.9)
+    for length in (64, 128):
+        write(tmp_path / "lengths", cell_of(threshold=0.6, max_tokens=length), passes=8.0, right=0.9)
+    made = report([tmp_path])
+    labels = [row["label"].text for row in table_of(made, "sensitivity").rows]
+    assert labels == ["R = 2 (threshold=0.5)", "R = 4 (threshold=0.5)"]
+    assert "τ = 0.85, fallback = greedy" in table_of(made, "ablation").title
+    assert "mean_field (threshold=0.6)" in table_of(made, "lengths").title
+
+
 def test_lengths_are_compared_with_the_shortest_of_their_task(tmp_path):
     describe(tmp_path, "lengths")
     for task in ("sudoku", "countdown-3"):

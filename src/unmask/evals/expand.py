@@ -10,7 +10,7 @@ from typing import Any
 from unmask import policies
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell
-from unmask.evals.harness import describe_benchmark
+from unmask.evals.harness import BENCHMARKS, describe_benchmark
 from unmask.evals.recipe import Checkpoint, PolicyChoice, Recipe
 from unmask.policies import Policy
 from unmask.policies.presets import TASKS as PRESET_TASKS
@@ -67,7 +67,7 @@ def _cell(
         seed=recipe.seed,
         dtype=facts.dtype,
         device=facts.device,
-        paper=_follows_paper(checkpoint, task, resolved, about),
+        paper=_follows_paper(checkpoint, facts, task, resolved, about),
         **about,
     )
 
@@ -94,10 +94,17 @@ def _of_benchmark(recipe: Recipe, task: str, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _follows_paper(checkpoint: Checkpoint, task: str, settings: Settings, about: dict[str, Any]) -> bool:
-    """Whether model, prompts and lengths are the paper's; which policy it is, the tables look up themselves."""
+def _follows_paper(checkpoint: Checkpoint, facts: Facts, task: str, settings: Settings, about: dict[str, Any]) -> bool:
+    """Whether model, prompts and lengths are the paper's, and nothing else is changed.
+
+    Which policy it is, with which block and sampling, the tables look up themselves.
+    """
     name = checkpoint.path.rstrip("/").rsplit("/", 1)[-1].lower()
-    plain = settings.cache == "none" and not settings.early_stop and settings.max_tokens == LENGTH
-    shots = {"gsm8k": 5, "math": 4, "humaneval": 0, "mbpp": 3}
-    known = name in PAPER_MODELS and task in PAPER_TASKS
-    return known and plain and about["batch_size"] == 1 and about["shots"] == shots[task]
+    if name not in PAPER_MODELS or task not in PAPER_TASKS:
+        return False
+    plain, given = Settings(max_tokens=LENGTH).to_dict(), settings.to_dict()
+    unchanged = all(
+        given[key] == plain[key] for key in plain if key not in ("block_size", "temperature", "top_p", "seed")
+    )
+    protocol = about["batch_size"] == 1 and about["shots"] == BENCHMARKS[task].shots and facts.dtype == "bfloat16"
+    return unchanged and protocol

@@ -10,8 +10,8 @@ import logging
 import math
 import warnings
 from collections import abc
-from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
@@ -20,7 +20,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnmaskError, WorkFailed
+from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell
+from unmask.evals.hub import asked_once
+from unmask.evals.origins import records_digest
 from unmask.evals.prompts import template_of
 from unmask.evals.store import CellFolder
 from unmask.settings import Settings
@@ -82,6 +85,32 @@ def describe_benchmark(task: str, family: str, model_name: str, data_dir: Path |
     }
 
 
+def questions_digest(task: str, data_dir: Path | None) -> str:
+    """Of all that a task asks, its shots and how it asks: another copy of the data, or an edited task, shows."""
+    if task in BENCHMARKS:
+        from unmask.evals.lm_tasks.loaders import used_records
+
+        return records_digest(used_records(task, None if data_dir is None else str(data_dir)))
+    with _quiet():
+        tasks = _load_tasks(task, data_dir=None, cleaned=False)[1]
+        return records_digest(record for each in tasks for record in _asked(each))
+
+
+def _asked(task: Task) -> Iterator[Any]:
+    yield task.dump_config()
+    yield from task.eval_docs
+    if task.get_config("num_fewshot"):
+        yield from task.fewshot_docs()
+
+
+def check_task(task: str) -> None:
+    """Refuse a name that nobody knows, before anything large is loaded."""
+    if task in BENCHMARKS:
+        return
+    with _quiet():
+        _manager_of(task)
+
+
 def run_benchmark(
     llm: Generator,
     cell_folder: CellFolder,
@@ -136,21 +165,29 @@ def _load_tasks(task: str, *, data_dir: Path | None, cleaned: bool) -> tuple[Tas
         told = {"data_dir": None if data_dir is None else str(data_dir), "cleaned": cleaned}
         manager = _task_manager(ours=True, metadata=tuple(told.items()))
     else:
-        manager = _task_manager(ours=False, defaults=not _is_file(task))
-        if task not in manager.all_tasks and not _is_file(task):
-            raise UnmaskError(_unknown(task, [*benchmark_names(), *manager.all_tasks]))
-    try:
-        loaded = manager.load([task])["tasks"]
-    except UnmaskError:
-        raise
-    except Exception as error:  # whatever a task's own code, its data and the hub may raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise WorkFailed(f"the task {task} could not be loaded: {reason}") from error
+        manager = _manager_of(task)
+    with nullcontext(True) if task in BENCHMARKS else asked_once() as answered:
+        try:
+            loaded = manager.load([task])["tasks"]
+        except UnmaskError:
+            raise
+        except Exception as error:  # whatever a task's own code, its data and the hub may raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason += "" if answered else " (the hub does not answer)"
+            raise WorkFailed(f"the task {task} could not be loaded: {reason}") from error
     for each in loaded.values():
         _check_kind(each, ours=task in BENCHMARKS)
         if (shots := getattr(each, "fewshot_cfg", None)) is not None:
             shots.fewshot_delimiter = (shots.fewshot_delimiter or "") + SHOT_END
     return manager, list(loaded.values())
+
+
+def _manager_of(task: str) -> TaskManager:
+    """Of a task that is not ours: lm-eval's own, or none but the file's."""
+    manager = _task_manager(ours=False, defaults=not _is_file(task))
+    if task not in manager.all_tasks and not _is_file(task):
+        raise unknown_task(task, manager.all_tasks)
+    return manager
 
 
 def _check_kind(task: Task, *, ours: bool) -> None:
@@ -175,11 +212,13 @@ def _is_file(task: str) -> bool:
     return task.endswith((".yaml", ".yml")) and Path(task).is_file()
 
 
-def _unknown(task: str, known: list[str]) -> str:
-    near = get_close_matches(task, known, n=1)
+def unknown_task(task: str, others: Iterable[str] = ()) -> UnmaskError:
+    """What to say of a name that is neither ours nor among the others, lm-eval's."""
+    ours = sorted([*tiny_suite.names(), *benchmark_names()])
+    near = get_close_matches(task, ours, n=1) or get_close_matches(task, others, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
-    ours = ", ".join(benchmark_names())
-    return f"unknown task {task!r}{hint} known: {ours}, every task of lm-eval, and the path of a task's YAML file"
+    known = f"{', '.join(ours)}, every task of lm-eval, and the path of a task's YAML file"
+    return UnmaskError(f"unknown task {task!r}{hint} known: {known}")
 
 
 def _check_shots(cell: Cell) -> None:

@@ -181,7 +181,7 @@ class UnmaskLM(LM):
         )
 
     def _is_whole(self, request: Instance) -> bool:
-        """LLaDA's wrapper leaves what chat models write for HumanEval uncut: the text around the code is not the end."""
+        """LLaDA's wrapper leaves what chat models write for HumanEval uncut: text around the code is not its end."""
         return self._template == "chat" and str(request.doc.get("task_id", "")).lower().startswith("humaneval")
 
     def _until(self, request: Instance) -> tuple[str, ...]:

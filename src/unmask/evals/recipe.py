@@ -18,7 +18,7 @@ from unmask import policies
 from unmask.errors import UnknownName, UnmaskError
 from unmask.evals import tiny_suite
 from unmask.evals.cell import TABLES
-from unmask.evals.harness import benchmark_names
+from unmask.evals.harness import benchmark_names, unknown_task
 from unmask.settings import Settings
 
 CHECKPOINT_KEYS = ("path", "device", "dtype", "revision")
@@ -90,13 +90,13 @@ class Recipe:
 
 
 _KEYS = {
-    *("model", "models", "policy", "policies", "settings", "tasks", "device", "dtype"),
+    *("model", "models", "policy", "policies", "settings", "task", "tasks", "device", "dtype"),
     *(item.name for item in fields(Recipe) if item.name != "name"),
 }
 
 
 def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe in that file; a flag that is not None wins over the key of its name (`model` also over `models`)."""
+    """The recipe in that file; a flag that is not None wins over the key of its name, one or many."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -117,15 +117,16 @@ def parse(
         if key not in _KEYS:
             reader.refuse_key("recipe key", key, _KEYS)
     typed = {key: value for key, value in (flags or {}).items() if value is not None}
-    if "model" in typed:
-        values = {key: value for key, value in values.items() if key not in ("model", "models")}
+    for one, many, flag in (("model", "models", "model"), ("task", "tasks", "tasks")):
+        if flag in typed:
+            values = {key: value for key, value in values.items() if key not in (one, many)}
     values = {**values, **typed}
     recipe = Recipe(
         name=name,
         models=tuple(_checkpoint(reader, item, values, typed) for item in reader.one_or_many(values, "model")),
         policies=tuple(_policy(reader, item) for item in reader.one_or_many(values, "policy", "policies")),
         settings=tuple(_settings(reader, item) for item in _listed(values.get("settings") or {})),
-        tasks=tuple(_task(reader, item) for item in reader.required(values, "tasks")),
+        tasks=tuple(_task(reader, item) for item in reader.one_or_many(values, "task")),
         **_plain(reader, values),
     )
     _check_whole(reader, recipe)
@@ -213,12 +214,13 @@ def _settings(reader: _Reader, item: Any) -> dict[str, Any]:
 
 
 def _task(reader: _Reader, item: Any) -> str:
-    """A task's name. Any name may be one of lm-eval's, unless it is nearly one of ours."""
+    """A task's name. Any name may be one of lm-eval's, unless it is one of ours but for a slip."""
     if not isinstance(item, str) or not item:
         reader.fail(f"tasks must hold names, got {item!r}")
     ours = [*tiny_suite.names(), *benchmark_names()]
-    if item not in ours and get_close_matches(item, ours, n=1, cutoff=0.85):
-        reader.fail(str(UnknownName("task", item, ours)))
+    near = get_close_matches(item, ours, n=1, cutoff=0.75)
+    if item not in ours and near and abs(len(near[0]) - len(item)) <= 1:
+        reader.fail(str(unknown_task(item)))
     return item
 
 

@@ -1,17 +1,17 @@
 """Runs the cells of a recipe, one model after the other, into a folder that can be left and taken up at any moment.
 
-    RUN/run.json   the recipe as it was resolved, versions, device, command
+    RUN/run.json   the recipe as it was resolved, versions, device, command, the keys of its cells
     RUN/cells/     see store.py
     RUN/.lock      held while a process works here
 
 What is complete is not done again, be it here or in a run beside this one (see neighbours.py); the model of a complete
-part is not even loaded.
+part is not even loaded. A recipe may grow in its folder: run.json says which of the cells it has now.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
@@ -30,10 +30,11 @@ from unmask.errors import UnknownName, UnmaskError
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell
 from unmask.evals.expand import Facts, decoding_of, expand
-from unmask.evals.harness import run_benchmark
-from unmask.evals.neighbours import check_weights, take_over
+from unmask.evals.harness import BENCHMARKS, check_task, questions_digest, run_benchmark
+from unmask.evals.neighbours import WAYS_OUT, begin_with_fewer, check_origins, discard, take_over
+from unmask.evals.origins import code_digest
 from unmask.evals.recipe import Checkpoint, Recipe
-from unmask.evals.run_folder import alone_in, note_model, open_run
+from unmask.evals.run_folder import alone_in, note_cells, note_model, open_run, save_run, versions
 from unmask.evals.store import CellFolder
 from unmask.models.device import choose_device
 from unmask.models.fingerprint import fingerprint
@@ -53,6 +54,7 @@ class Progress:
     done: int  # items of the cell
     items: int
     share: float  # of the work that was left when the run began, by expected forward passes
+    beside: tuple[Cell, ...]  # all cells of its model, from which a label tells it
     taken: int = 0  # cells taken over from other runs so far
 
 
@@ -65,31 +67,57 @@ class Finished:
     new_cells: int  # how many this call brought to their end; 0 where there was nothing left to do
     new_items: int  # how many it decoded
     taken: dict[str, int]  # how many cells it took over from which run
+    changed: tuple[str, ...] = ()  # of a run with nothing left to do, what is no longer as it was: code, questions
 
 
 def run(
-    recipe: Recipe, *, out: Path, command: str = "", on_progress: Callable[[Progress], None] = lambda progress: None
+    recipe: Recipe,
+    *,
+    out: Path,
+    command: str = "",
+    fresh: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_load: Callable[[str], None] = lambda model: None,
 ) -> Finished:
-    """Do what is missing of the recipe in that folder."""
+    """Do what is missing of the recipe in that folder; `fresh`: all of it, whatever the folder holds of it.
+
+    `on_load` hears the name of every model that has to be loaded.
+    """
     with alone_in(out), sandbox.allow_unsandboxed() if recipe.allow_unsandboxed else nullcontext():
         _check_equipment(recipe.tasks)
         about = open_run(recipe, out, command)
+        job = _Job(recipe, out, about, fresh=fresh)
+        complete = [None if fresh else job.complete_cells(checkpoint) for checkpoint in recipe.models]
+        changed = job.changed_since([folder for folders in complete for folder in folders or ()])
+        if changed and None in complete:
+            raise UnmaskError(f"{out} holds results with other {' and '.join(changed)}; {WAYS_OUT}")
         found: list[CellFolder] = []
         tracker = _Tracker(len(recipe.models), on_progress)
-        for checkpoint in recipe.models:
-            found += _run_model(recipe, checkpoint, out, about, tracker)
+        for checkpoint, folders in zip(recipe.models, complete, strict=True):
+            if folders is not None:
+                tracker.skip_model(len(folders))
+                found += folders
+                continue
+            job.read_questions()
+            on_load(checkpoint.name)
+            found += _run_model(job, checkpoint, tracker)
             # The next model needs the memory of this one.
             gc.collect()
             torch.cuda.empty_cache()
-    return Finished(folder=out, cells=found, new_cells=tracker.ended, new_items=tracker.items, taken=tracker.taken)
+        save_run(out, about)
+    counts = {"new_cells": tracker.ended, "new_items": tracker.items}
+    return Finished(folder=out, cells=found, taken=tracker.taken, changed=changed, **counts)
 
 
 def _check_equipment(tasks: tuple[str, ...]) -> None:
     """Say at once what would be missing later, when a large model has been loaded and items decoded."""
     if RUN_CODE & set(tasks):
         sandbox.require()
-    if not all(tiny_suite.knows(task) for task in tasks) and find_spec("lm_eval") is None:
+    benchmarks = [task for task in tasks if not tiny_suite.knows(task)]
+    if benchmarks and find_spec("lm_eval") is None:
         raise UnmaskError("benchmarks need lm-eval, which is missing: pip install 'unmask[eval]'")
+    for task in benchmarks:
+        check_task(task)
 
 
 def backend_named(name: str) -> Callable[..., Finished]:
@@ -105,50 +133,98 @@ def backend_named(name: str) -> Callable[..., Finished]:
         raise UnmaskError(f"the plug-in {found[name].value!r} for backend {name!r} failed: {error}") from error
 
 
-def _run_model(
-    recipe: Recipe, checkpoint: Checkpoint, out: Path, about: dict[str, Any], tracker: _Tracker
-) -> list[CellFolder]:
-    facts = _remembered(checkpoint, about)
-    if facts is not None:
-        folders = [_folder(out, cell) for cell in expand(recipe, checkpoint, facts)]
-        if all(folder is not None and folder.complete for folder in folders):
-            tracker.skip_model(len(folders))
-            return [folder for folder in folders if folder is not None]
+class _Job:
+    """A recipe at work in a folder, and what is noted of every cell."""
+
+    def __init__(self, recipe: Recipe, out: Path, about: dict[str, Any], *, fresh: bool) -> None:
+        self.recipe, self.out, self.about, self.fresh = recipe, out, about, fresh
+        self.data = None if recipe.data_dir is None else Path(recipe.data_dir)
+        self._questions: dict[str, str] = {}
+
+    def complete_cells(self, checkpoint: Checkpoint) -> list[CellFolder] | None:
+        """The model's cells, if an earlier part of the run knew them and left nothing to do."""
+        facts = _remembered(checkpoint, self.about)
+        if facts is None:
+            return None
+        cells = expand(self.recipe, checkpoint, facts)
+        note_cells(self.about, [cell.key for cell in cells])
+        folders = [_folder(self.out, cell) for cell in cells]
+        complete = [folder for folder in folders if folder is not None and folder.complete]
+        return complete if len(complete) == len(folders) else None
+
+    def changed_since(self, folders: Iterable[CellFolder]) -> tuple[str, ...]:
+        """What was noted of these cells and would be noted otherwise now, as far as that costs next to nothing."""
+        changed = set()
+        for folder in folders:
+            if folder.about.get("code", now := code_digest(decoding_of(folder.cell)[0])) != now:
+                changed.add("code")
+            hub = self.data is None and folder.cell.task in BENCHMARKS
+            if not hub and folder.about.get("questions", now := self.questions(folder.cell.task)) != now:
+                changed.add("questions")
+        return tuple(sorted(changed))
+
+    def questions(self, task: str) -> str | None:
+        """The digest of a benchmark's records; the items of a tiny task come from code."""
+        if tiny_suite.knows(task):
+            return None
+        if task not in self._questions:
+            self._questions[task] = questions_digest(task, self.data)
+        return self._questions[task]
+
+    def read_questions(self) -> None:
+        """Before a model is loaded: what cannot be read is told at once."""
+        for task in self.recipe.tasks:
+            self.questions(task)
+
+    def noted(self, cell: Cell, weights: str) -> dict[str, Any]:
+        """The circumstances under which the cell would be measured now."""
+        about = {"versions": versions((cell.task,)), "device_name": self.about["device_name"]}
+        about |= {"threads": torch.get_num_threads(), "warm_up": WARM_UP, "weights": weights}
+        about["code"] = code_digest(decoding_of(cell)[0])
+        return about if tiny_suite.knows(cell.task) else about | {"questions": self.questions(cell.task)}
+
+    def open(self, cell: Cell, noted: dict[str, Any], tracker: _Tracker) -> CellFolder:
+        """The cell's folder, with what a run beside this one, or this one with a lower limit, holds of it."""
+        if not self.fresh:
+            here = noted | {"shared": self.recipe.shared}
+            if (name := take_over(self.out, cell, here)) is not None:
+                tracker.taken[name] = tracker.taken.get(name, 0) + 1
+            begin_with_fewer(self.out, cell, here)
+        return CellFolder.open(self.out, cell, noted)
+
+
+def _run_model(job: _Job, checkpoint: Checkpoint, tracker: _Tracker) -> list[CellFolder]:
     llm = load(checkpoint.path, device=checkpoint.device, dtype=checkpoint.dtype, revision=checkpoint.revision)
     facts, weights = facts_of(llm), fingerprint(checkpoint.path, revision=checkpoint.revision)
-    cells = expand(recipe, checkpoint, facts)
-    check_weights(out, cells, weights)
+    cells = expand(job.recipe, checkpoint, facts)
     for cell in cells:
         policy, settings = decoding_of(cell)
         check_compatible(policy, llm.model, settings)
-    note_model(out, about, checkpoint.name, asdict(facts), llm.model.device)
-    noted = {key: about[key] for key in ("versions", "device_name")}
-    noted |= {"threads": torch.get_num_threads(), "warm_up": WARM_UP, "weights": weights}
-    opened = [_open(recipe, out, cell, noted, tracker) for cell in cells]
+    note_model(job.about, checkpoint.name, asdict(facts), llm.model.device)
+    noted = {cell.key: job.noted(cell, weights) for cell in cells}
+    if job.fresh:
+        discard(job.out, cells)
+    check_origins(job.out, [(cell, noted[cell.key]) for cell in cells])
+    note_cells(job.about, noted)
+    save_run(job.out, job.about)
+    opened = [job.open(cell, noted[cell.key], tracker) for cell in cells]
     tracker.begin_model(opened)
     warm: set[str] = set()
     for number, folder in enumerate(opened):
         if not folder.complete:
             # A run beside this one may have finished it in the meantime.
-            opened[number] = _open(recipe, out, folder.cell, noted, tracker)
+            opened[number] = job.open(folder.cell, noted[folder.cell.key], tracker)
             if opened[number].complete:
                 tracker.skip_cell(folder)
             else:
-                _run_cell(recipe, llm, opened[number], tracker, warm)
+                _run_cell(job, llm, opened[number], tracker, warm)
                 tracker.ended += 1
         tracker.next_cell()
     return opened
 
 
-def _open(recipe: Recipe, out: Path, cell: Cell, noted: dict[str, Any], tracker: _Tracker) -> CellFolder:
-    """The cell's folder, with what a run beside this one holds of it."""
-    if (name := take_over(out, cell, noted | {"shared": recipe.shared})) is not None:
-        tracker.taken[name] = tracker.taken.get(name, 0) + 1
-    return CellFolder.open(out, cell, noted)
-
-
-def _run_cell(recipe: Recipe, llm: Generator, folder: CellFolder, tracker: _Tracker, warm: set[str]) -> None:
-    if recipe.shared:
+def _run_cell(job: _Job, llm: Generator, folder: CellFolder, tracker: _Tracker, warm: set[str]) -> None:
+    if job.recipe.shared:
         folder.note(shared=True)
     policy, settings = decoding_of(folder.cell)
     if (name := folder.cell.policy["name"]) not in warm:
@@ -162,8 +238,7 @@ def _run_cell(recipe: Recipe, llm: Generator, folder: CellFolder, tracker: _Trac
     if tiny_suite.knows(folder.cell.task):
         tiny_suite.run_tiny(llm, folder, policy=policy, settings=settings, on_item=on_item)
     else:
-        data = None if recipe.data_dir is None else Path(recipe.data_dir)
-        run_benchmark(llm, folder, policy=policy, settings=settings, data_dir=data, on_item=on_item)
+        run_benchmark(llm, folder, policy=policy, settings=settings, data_dir=job.data, on_item=on_item)
     folder.finish()
 
 
@@ -176,6 +251,7 @@ class _Tracker:
         self.work = self.spent = 0.0
         self.items = self.before = self.ended = 0
         self.taken: dict[str, int] = {}
+        self.beside: tuple[Cell, ...] = ()
 
     def skip_model(self, cells: int) -> None:
         self.models -= 1
@@ -187,6 +263,7 @@ class _Tracker:
         self.work = self.spent + left * self.models
         self.cells = self.number - 1 + len(folders) * self.models
         self.models -= 1
+        self.beside = tuple(folder.cell for folder in folders)
 
     def skip_cell(self, folder: CellFolder) -> None:
         self.spent += _cost(folder.cell) * max(0, folder.cell.items - len(folder.generations))
@@ -207,7 +284,8 @@ class _Tracker:
     def _tell(self, cell: Cell, done: int, items: int) -> None:
         share = min(1.0, self.spent / self.work) if self.work else 1.0
         numbers = {"number": self.number, "cells": self.cells, "done": done, "items": items}
-        self.report(Progress(cell=cell, share=share, taken=sum(self.taken.values()), **numbers))
+        taken = sum(self.taken.values())
+        self.report(Progress(cell=cell, share=share, beside=self.beside, taken=taken, **numbers))
 
 
 def _cost(cell: Cell) -> float:

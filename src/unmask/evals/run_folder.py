@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from unmask import __version__
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.evals import tiny_suite
+from unmask.evals.neighbours import has_items
 from unmask.evals.recipe import Recipe
 from unmask.evals.store import write_whole
 from unmask.models.device import device_name
@@ -23,14 +24,20 @@ SCHEMA = "unmask.run/1"
 RUN = "run.json"
 
 # Keys of a recipe that may differ when a run is taken up again: they change no result.
-FREE = ("name", "data_dir", "allow_unsandboxed", "shared", "title")
+FREE = ("name", "data_dir", "allow_unsandboxed", "shared")
+SHOWN = ("title", "table")  # these neither, but how results are shown
+LISTS = ("models", "policies", "settings", "tasks")  # these may grow, and so may the limit
 
 
 @contextmanager
 def alone_in(out: Path) -> Generator[None]:
-    """Refuse a folder in which another process is at work; a killed process leaves no lock behind."""
+    """Refuse a folder in which another process is at work; a killed process leaves no lock behind.
+
+    Work that failed before it began leaves no trace.
+    """
     import fcntl
 
+    made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / ".lock").open("w")
@@ -41,23 +48,19 @@ def alone_in(out: Path) -> Generator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise WorkFailed(f"another process is at work in {out}; wait for it, or choose another --out") from error
-        yield
+        try:
+            yield
+        finally:
+            if [path.name for path in out.iterdir()] == [".lock"]:
+                (out / ".lock").unlink()
+                if made:
+                    out.rmdir()
 
 
 def open_run(recipe: Recipe, out: Path, command: str) -> dict[str, Any]:
-    """What run.json says: as it is, if the folder holds this very recipe, else new."""
+    """What run.json is to say: what it says, if the folder holds this very recipe, else that the recipe has grown."""
     path, resolved = out / RUN, recipe.to_dict()
-    if path.exists():
-        about = json.loads(path.read_text(encoding="utf-8"))
-        if about.get("schema") != SCHEMA:
-            raise UnmaskError(f"{path} is not of the form {SCHEMA}")
-        differ = [key for key in resolved if key not in FREE and about["resolved"].get(key) != resolved[key]]
-        if differ:
-            raise UnmaskError(f"{out} holds a run with other values of {', '.join(differ)}; choose another --out")
-        return about
-    if (out / "cells").exists():
-        raise UnmaskError(f"{out} holds cells but no run.json; choose another --out")
-    about = {
+    new = {
         "schema": SCHEMA,
         "recipe": recipe.name,
         "table": recipe.table,
@@ -66,16 +69,45 @@ def open_run(recipe: Recipe, out: Path, command: str) -> dict[str, Any]:
         "resolved": resolved,
         "versions": versions(recipe.tasks),
         "models": {},
+        "cells": [],
     }
-    write_whole(path, json.dumps(about, indent=1))
-    return about
+    if not any(has_items(folder) for folder in (out / "cells").glob("*")):
+        return new
+    if not path.exists():
+        raise UnmaskError(f"{out} holds cells but no run.json; choose another --out")
+    about = json.loads(path.read_text(encoding="utf-8"))
+    if about.get("schema") != SCHEMA:
+        raise UnmaskError(f"{path} is not of the form {SCHEMA}")
+    differ = [key for key in resolved if key not in FREE and about["resolved"].get(key) != resolved[key]]
+    if clash := [key for key in differ if not _grown(key, about["resolved"].get(key), resolved[key])]:
+        hint = "choose another --out; finished cells that are equal are taken over"
+        raise UnmaskError(f"{out} holds a run with other values of {', '.join(clash)}; {hint}")
+    return new | {"models": about["models"], "device_name": about.get("device_name")} if differ else about
 
 
-def note_model(out: Path, about: dict[str, Any], name: str, facts: dict[str, Any], device: torch.device) -> None:
-    """Add what a loaded model told to run.json, so that a complete part is known without loading it again."""
+def _grown(key: str, before: Any, now: Any) -> bool:
+    """Whether everything that was asked for before is asked for now."""
+    if key in LISTS:
+        return all(item in now for item in before)
+    return key in SHOWN or (key == "limit" and before is not None and (now is None or now >= before))
+
+
+def note_cells(about: dict[str, Any], keys: Iterable[str]) -> None:
+    """Which cells belong to the recipe as it is now; the folder may hold others from when it was smaller."""
+    about["cells"] = list(dict.fromkeys([*about.get("cells", ()), *keys]))
+
+
+def note_model(about: dict[str, Any], name: str, facts: dict[str, Any], device: torch.device) -> None:
+    """Add what a loaded model told, so that a complete part is known without loading it again."""
     about["models"][name] = facts
     about["device_name"] = device_name(device)
-    write_whole(out / RUN, json.dumps(about, indent=1))
+
+
+def save_run(out: Path, about: dict[str, Any]) -> None:
+    """Write run.json where it says something else."""
+    path, text = out / RUN, json.dumps(about, indent=1)
+    if not path.exists() or path.read_text(encoding="utf-8").rstrip() != text:
+        write_whole(path, text)
 
 
 def versions(tasks: tuple[str, ...]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Results on disk, safe at any moment: every finished item is one line, written whole before the next begins.
 
-    RUN/cells/KEY/cell.json      the cell, versions, device, weights; whether other work shared the device (`shared`);
-                                 the run from which the whole folder was taken over (`taken_from`)
+    RUN/cells/KEY/cell.json      the cell, versions, device, digests of weights, code and a benchmark's questions;
+                                 whether other work shared the device (`shared`); the run from which the whole
+                                 folder was taken over (`taken_from`)
     RUN/cells/KEY/items.jsonl    a Generation a line
     RUN/cells/KEY/scores.jsonl   {"id": 3, "scores": {"correct": 1.0}} a line
     RUN/cells/KEY/done.json      how many items there are; written when the last one is scored

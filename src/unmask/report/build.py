@@ -56,10 +56,12 @@ class Report:
 
 def check_formats(formats: Sequence[str], *, printed: bool) -> tuple[str, ...]:
     """What a command may ask for: to print one text, none being the terminal's; to write, any files, none being all."""
-    known = ("terminal", *TEXTS) if printed else FORMATS
+    known = ("terminal", *FORMATS) if printed else FORMATS
     for form in formats:
         if form not in known:
-            raise UnknownName("format", form, known, listed_as="to print" if printed else "to write")
+            raise UnknownName("format", form, known, listed_as="known" if printed else "to write")
+        if printed and form in plots.FILES:
+            raise UnmaskError(f"{form} needs --out DIR: a picture cannot be printed")
     if printed and len(formats) > 1:
         raise UnmaskError(f"one format can be printed, got {', '.join(formats)}; --out DIR writes several")
     return tuple(form for form in formats if form != "terminal") if printed else tuple(formats) or FORMATS
@@ -89,10 +91,12 @@ def _write(
     if out.exists() and not out.is_dir():
         raise UnmaskError(f"cannot write a report to {out}: it is a file")
     figures: list[Path] = []
-    if pictures:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
-        for kind in plots.FIGURES:
-            figures += plots.draw(kind, cells[kind], out / "figures", pictures) if cells[kind] else []
+    for kind in plots.FIGURES:
+        figures += plots.draw(kind, cells[kind], out / "figures", pictures) if pictures and cells[kind] else []
+    if not figures and set(formats) <= set(plots.FILES):
+        tables = ", ".join(kind for kind in TABLES if cells[kind])
+        known = ", ".join(plots.FIGURES)
+        raise UnmaskError(f"no figure of these runs (table: {tables}); finished cells of these have figures: {known}")
     out.mkdir(parents=True, exist_ok=True)
     made.files.extend(figures)
     if "markdown" in formats:

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 from unmask.evals import statistics
 from unmask.report.measured import Estimate, Measured, common_items
-from unmask.report.results import Line, details_table, distinct, groups, labels, questions, results_table, slug
+from unmask.report.published import changes, with_traits
+from unmask.report.results import (
+    Line,
+    details_table,
+    distinct,
+    groups,
+    labels,
+    may_be_best,
+    questions,
+    results_table,
+    slug,
+)
 from unmask.report.sweeps import merged
 from unmask.report.table import Column, Entry, Table, estimate, mark_best, words
 
@@ -39,6 +50,13 @@ def curves(cells: Sequence[Measured]) -> list[list[Measured]]:
         return float(-cell.columns["passes"].mean())
 
     return [sorted(same, key=passes) for same in groups(done, lambda cell: cell.policy)]
+
+
+def curve_name(curve: Sequence[Measured]) -> str:
+    """The policy, with what all its points do otherwise than published."""
+    first, *others = [changes(cell) for cell in curve]
+    same = {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
+    return with_traits(curve[0].policy, same)
 
 
 def curve_tables(cells: Sequence[Measured]) -> list[Table]:
@@ -83,10 +101,11 @@ def _aup_table(tasks: Sequence[Sequence[Measured]], areas: Sequence[Sequence[Are
             key += "_"
         columns.append(Column(key=key, title=same[0].cell.task, wanted="high"))
         for area in of_task:
-            policy = area.curve[0].policy
-            rows.setdefault(policy, {"label": words(policy)})[key] = estimate(area.aup)
+            name = curve_name(area.curve)
+            rows.setdefault(name, {"label": words(name)})[key] = estimate(area.aup)
         notes += _unfinished(same)
-    lines = mark_best(columns, list(rows.values()), [True] * len(rows))
+    fair = all(may_be_best(cell) for of_task in areas for area in of_task for cell in area.curve)
+    lines = mark_best(columns, list(rows.values()), [fair] * len(rows))
     model = tasks[0][0].model
     return Table(name=slug(f"aup-{model}"), title=f"AUP, {model}", columns=columns, rows=lines, notes=notes)
 

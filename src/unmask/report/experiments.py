@@ -9,9 +9,21 @@ from unmask.report import paper
 from unmask.report.curves import curve_tables
 from unmask.report.lengths import length_tables
 from unmask.report.measured import Measured, baseline_of, estimate_of, paired, together, value_of
-from unmask.report.results import Line, details_table, distinct, groups, labels, p_value, questions, results_table, slug
+from unmask.report.published import changes, with_traits
+from unmask.report.results import (
+    Line,
+    details_table,
+    distinct,
+    groups,
+    labels,
+    may_be_best,
+    p_value,
+    questions,
+    results_table,
+    slug,
+)
 from unmask.report.speed import speed_tables
-from unmask.report.sweeps import VARIANTS, ablations, sweep_of, sweeps, unique
+from unmask.report.sweeps import VARIANTS, ablations, sweep_of, sweeps, unique, without_copies
 from unmask.report.table import Column, Entry, Table, estimate, mark_best, number, words
 
 SIGNS = {"threshold": "τ", "iterations": "R", "block_size": "block"}
@@ -21,7 +33,7 @@ def main_tables(cells: Sequence[Measured]) -> list[Table]:
     """For every model an overview of its tasks, then one table a task, each with its details."""
     found = []
     for of_model in groups(cells, lambda cell: cell.cell.model):
-        tasks = groups(of_model, questions)
+        tasks = groups(without_copies(of_model), questions)
         # Of a task that was run with several numbers of items, the overview has the most.
         largest = [max(same, key=lambda cells: cells[0].cell.items) for same in groups(tasks, _task)]
         found += [_overview(largest)] if len(largest) > 1 else []
@@ -32,7 +44,9 @@ def main_tables(cells: Sequence[Measured]) -> list[Table]:
             ]
             name = distinct(f"main-{same[0].model}-{same[0].cell.task}", [table.name for table in found])
             title = f"{same[0].model}, {same[0].cell.task}"
-            found += [results_table(name, title, lines, same), details_table(f"{name}-details", title, lines)]
+            # A run's baseline may be a copy: it is no row of its own, but a speed-up is told over it.
+            pool = [cell for cell in of_model if questions(cell) == questions(same[0])]
+            found += [results_table(name, title, lines, pool), details_table(f"{name}-details", title, lines)]
             found += duel_tables(f"{name}-duels", title, lines)
     return found
 
@@ -55,10 +69,10 @@ def duel_tables(name: str, title: str, lines: Sequence[Line], hero: str = "mean_
         entries |= {"p": p_value(test.p), "p_corrected": p_value(corrected)}
         rows.append(entries | _differences(own[0].cell, line.cell))
     columns = [
-        Column(key="label", title=f"{hero} against", words=True),
+        Column(key="label", title=f"{own[0].label} against", words=True),
         Column(key="accuracy_difference", title="accuracy, points"),
-        Column(key="won_lost", title="won : lost", words=True),
-        Column(key="p", title="p"),
+        Column(key="won_lost", title="won : lost", spare=1),
+        Column(key="p", title="p", spare=2),
         Column(key="p_corrected", title="p, corrected"),
         Column(key="passes_ratio", title="passes over theirs"),
     ]
@@ -66,7 +80,9 @@ def duel_tables(name: str, title: str, lines: Sequence[Line], hero: str = "mean_
         "Paired: the same items, resampled together for the 95 % intervals. Won : lost: items that only mean_field, or "
         "only the other, solves; p: exact two-sided McNemar test, corrected for the number of rows by Holm's method.",
     ]
-    return [Table(name=slug(name), title=f"{title}: {hero} against each", columns=columns, rows=rows, notes=notes)]
+    return [
+        Table(name=slug(name), title=f"{title}: {own[0].label} against each", columns=columns, rows=rows, notes=notes)
+    ]
 
 
 def _differences(ours: Measured, theirs: Measured) -> dict[str, Entry]:
@@ -86,13 +102,14 @@ def _overview(tasks: Sequence[Sequence[Measured]]) -> Table:
         task = same[0].cell.task
         columns.append(Column(key=f"{task}_accuracy", title=f"{task} %", wanted="high"))
         columns.append(Column(key=f"{task}_passes", title="NFE", wanted="low"))
-        for cell, label in zip(same, labels(same), strict=True):
+        for cell, label in zip(same, labels(same, block=True), strict=True):
             accuracy, passes = cell.accuracy(), cell.passes()
             row = rows.setdefault(label, {"label": words(label)})
             if cell.complete:
                 row[f"{task}_accuracy"] = number(accuracy.value if accuracy else None)
                 row[f"{task}_passes"] = number(passes.value if passes else None)
-    lines = mark_best(columns, list(rows.values()), [True] * len(rows))
+    fair = all(may_be_best(cell) for same in tasks for cell in same if cell.complete)
+    lines = mark_best(columns, list(rows.values()), [fair] * len(rows))
     notes = ["Finished cells only. Intervals and paired tests are in the table of each task."]
     model = tasks[0][0].model
     return Table(name=slug(f"overview-{model}"), title=f"{model}: overview", columns=columns, rows=lines, notes=notes)
@@ -112,7 +129,8 @@ def ablation_tables(cells: Sequence[Measured]) -> list[Table]:
         ]
         first = next(cell for name, cell in variants.items() if name != "baseline")
         name = distinct(f"ablation-{first.model}-{first.cell.task}", [table.name for table in found])
-        title = f"Ablation, {first.model}, {first.cell.task}, τ = {first.cell.policy['threshold']}"
+        setting = {"τ": first.cell.policy["threshold"]} | changes(first, "threshold", "interaction", "iterations")
+        title = ", ".join(["Ablation", first.model, first.cell.task, *(f"{key} = {setting[key]}" for key in setting)])
         found += [results_table(name, title, lines, cells), details_table(f"{name}-details", title, lines)]
     return found
 
@@ -131,7 +149,11 @@ def sensitivity_tables(cells: Sequence[Measured]) -> list[Table]:
                 lines.append(Line(label=label, cell=baseline, printed=paper.sensitivity(baseline, None)))
             sections.append(len(lines))
             lines += [
-                Line(label=f"{SIGNS[knob]} = {value_of(cell, knob)}", cell=cell, printed=paper.sensitivity(cell, knob))
+                Line(
+                    label=with_traits(f"{SIGNS[knob]} = {value_of(cell, knob)}", changes(cell, knob)),
+                    cell=cell,
+                    printed=paper.sensitivity(cell, knob),
+                )
                 for cell in sweep
             ]
         if lines:

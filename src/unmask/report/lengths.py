@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unmask.report.measured import Measured, paired
-from unmask.report.results import INTERVALS, describe, distinct, groups, p_value, questions
+from unmask.report.published import named
+from unmask.report.results import INTERVALS, describe, distinct, groups, may_be_best, p_value, questions
 from unmask.report.sweeps import rest, unique
 from unmask.report.table import Column, Entry, Table, estimate, mark_best, number, without_empty_columns, words
 
@@ -18,7 +19,7 @@ NOTES = [
 def length_tables(cells: Sequence[Measured]) -> list[Table]:
     """Rows are tasks and lengths; each length is compared with the shortest of its task."""
     found = []
-    for same in groups(unique(cells), lambda cell: (cell.cell.model, cell.policy)):
+    for same in groups(unique(cells), lambda cell: (cell.cell.model, named(cell))):
         rows: list[dict[str, Entry]] = []
         sections = []
         for of_task in groups(same, lambda cell: (questions(cell), rest(cell, "max_tokens", "block_size"))):
@@ -33,15 +34,15 @@ def length_tables(cells: Sequence[Measured]) -> list[Table]:
             Column(key="unfinished", title="items", words=True),
             Column(key="accuracy", title="accuracy %"),
             Column(key="passes", title="NFE"),
-            Column(key="answer", title="answer tokens"),
-            Column(key="won_lost", title="won : lost", words=True),
-            Column(key="p", title="p"),
+            Column(key="answer", title="answer tokens", spare=2),
+            Column(key="won_lost", title="won : lost", spare=3),
+            Column(key="p", title="p", spare=1),
         ]
         columns = without_empty_columns(columns, rows)
         name = distinct(f"lengths-{first.model}-{first.policy}", [table.name for table in found])
-        title = f"Response length, {first.model}, {first.policy}: {describe(same)}"
+        title = f"Response length, {first.model}, {named(first)}: {describe(same)}"
         notes = [INTERVALS, *NOTES]
-        rows = mark_best(columns, rows, [cell.complete for cell in same])
+        rows = mark_best(columns, rows, [may_be_best(cell) for cell in same])
         found.append(Table(name=name, title=title, columns=columns, rows=rows, notes=notes, sections=sections))
     return found
 

@@ -83,6 +83,11 @@ class Measured:
         return not self.about.get("shared")
 
     @property
+    def own_time(self) -> bool:
+        """Whether every item was timed by itself: those of a batch share its time, and resampling them says nothing."""
+        return self.cell.batch_size == 1
+
+    @property
     def speed_key(self) -> tuple[Any, ...]:
         """What must be equal for two speeds to be comparable."""
         return self.cell.device, str(self.about.get("device_name")), self.cell.dtype, self.cell.batch_size
@@ -116,7 +121,7 @@ class Measured:
         return self._ratio("passes", "items")
 
     def tokens_per_second(self, count: str = "reference") -> Estimate | None:
-        return self._ratio(count, "seconds") if self.timed else None
+        return _of_time(self._ratio(count, "seconds"), self) if self.timed else None
 
     def tokens_per_pass(self, count: str = "reference") -> Estimate | None:
         return self._ratio(count, "passes")
@@ -258,7 +263,8 @@ def speedup(cell: Measured, baseline: Measured | None, count: str = "reference")
     if cell is baseline:
         return Estimate(value=1.0) if cell.tokens_per_second(count) else None
     sums = together(cell, baseline)
-    return sums and estimate_of(lambda a, b: (a[count] / a["seconds"]) / (b[count] / b["seconds"]), *sums)
+    found = sums and estimate_of(lambda a, b: (a[count] / a["seconds"]) / (b[count] / b["seconds"]), *sums)
+    return _of_time(found, cell)
 
 
 def fewer_passes(cell: Measured, baseline: Measured | None) -> Estimate | None:
@@ -278,6 +284,10 @@ def paired(cell: Measured, baseline: Measured | None) -> Paired | None:
     if not len(at) or not np.isin(np.concatenate([ours, base]), (0.0, 1.0)).all():
         return None
     return statistics.mcnemar([bool(x) for x in ours], [bool(x) for x in base])
+
+
+def _of_time(found: Estimate | None, cell: Measured) -> Estimate | None:
+    return found if found is None or cell.own_time else Estimate(value=found.value)
 
 
 def _column(values: Iterable[float]) -> Any:

@@ -6,14 +6,16 @@ The same numbers give the same file, byte for byte: no dates, no random ids, the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from unmask.errors import UnmaskError
-from unmask.report.curves import curves
+from unmask.report.curves import curve_name, curves
 from unmask.report.measured import Estimate, Measured, baseline_of, value_of
+from unmask.report.published import changes, with_traits
 from unmask.report.results import distinct, groups, labels, questions
-from unmask.report.sweeps import merged, sweep_of, sweeps, unique
+from unmask.report.sweeps import merged, sweep_of, sweeps, unique, without_copies
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
 
 FILES = ("png", "svg")
 TITLES = {
+    "main": "accuracy against forward passes",
     "curves": "accuracy against forward passes",
     "blocks": "block size",
     "sensitivity": "sensitivity of mean-field",
 }
 AXES = {"threshold": "threshold τ", "iterations": "updates R", "block_size": "block size (tokens), log scale"}
+NARROW = 4  # a log axis that spans less than this factor has too few powers of two
 CLOSE, FAST = 12, 2.2  # the close-up: points of accuracy below the best, and passes over the fewest
 
 # name: colour, marker, line. Colours come back with another marker and another line.
@@ -44,7 +48,11 @@ STYLES = {
     "margin": ("#E69F00", "h", "--"),
     "random": ("#56B4E9", "d", "--"),
 }
-OTHERS = [("#D55E00", marker, ":") for marker in "8HsD^v<>"]
+# A policy that is not known here, or a second line of one that is: colours and markers that nothing above has.
+# The markers are stars: (points, 1, degrees by which it is turned).
+STARS = {"#882255": (4, 1, 0), "#332288": (6, 1, 0), "#999933": (4, 1, 45), "#661100": (8, 1, 0)}
+OTHERS = [(colour, star, dash) for dash in (":", "-.") for colour, star in STARS.items()]
+Look = tuple[str, Any, str]  # colour, marker, line
 
 LOOK: dict[Any, Any] = {
     "font.size": 9,
@@ -75,7 +83,8 @@ def draw(kind: str, cells: Sequence[Measured], folder: Path, formats: Sequence[s
     import matplotlib
 
     written: list[Path] = []
-    for same in groups((merged if kind == "curves" else unique)(cells), questions):
+    chosen = {"curves": merged, "main": without_copies}.get(kind, unique)
+    for same in groups(chosen(cells), questions):
         with matplotlib.rc_context(LOOK):
             figure = FIGURES[kind]([cell for cell in same if cell.complete])
             if figure is None:
@@ -84,6 +93,7 @@ def draw(kind: str, cells: Sequence[Measured], folder: Path, formats: Sequence[s
             title = f"{first.model}, {first.cell.task}: {TITLES[kind]} ({first.done:,} items, 95 % intervals)"
             figure.suptitle(title, x=0.01, ha="left", fontsize="large")
             name = distinct(f"{kind}-{first.model}-{first.cell.task}", [path.stem for path in written])
+            folder.mkdir(parents=True, exist_ok=True)
             for form in formats:
                 path = folder / f"{name}.{form}"
                 # Neither a date nor the software's version: the file depends on the numbers alone.
@@ -101,11 +111,11 @@ def curves_figure(cells: Sequence[Measured]) -> Figure | None:
     figure, (whole, near) = _figure(1, 2, height=4.4)
     floor = max(_accuracy(cell) for cell in cells) - CLOSE
     drawn: dict[str, Any] = {}
-    for number, curve in enumerate(lines):
+    for look, curve in zip(_looks(lines), lines, strict=True):
         # What is drawn later lies on top: the policy that the package is about.
         front = 5 if curve[0].policy == "mean_field" else 3
         for panel in (whole, near):
-            drawn[curve[0].policy] = _line(panel, curve, Measured.passes, Measured.accuracy, number, front)
+            drawn[curve_name(curve)] = _line(panel, curve, Measured.passes, Measured.accuracy, look, front)
     _log_passes(whole, cells)
     good = [float(cell.columns["passes"].mean()) for cell in cells if _accuracy(cell) >= floor]
     near.set_xlim(min(good) * 0.93, max(passes for passes in good if passes <= FAST * min(good)) * 1.07)
@@ -119,6 +129,25 @@ def curves_figure(cells: Sequence[Measured]) -> Figure | None:
     return figure
 
 
+def main_figure(cells: Sequence[Measured]) -> Figure | None:
+    """Accuracy over passes, a point a row."""
+    done = [cell for cell in cells if cell.passes() is not None]
+    if not done:
+        return None
+    figure, (panel,) = _figure(1, 1, height=3.6, width=5.6)
+    names = labels(done)
+    rows = [[cell] for cell in done]
+    drawn: dict[str, Any] = {}
+    for name, row, look in zip(names, rows, _looks(rows), strict=True):
+        drawn[name] = _line(panel, row, Measured.passes, Measured.accuracy, look, 5 if name == "mean_field" else 3)
+        drawn[name].set_linestyle("none")
+    _log_passes(panel, done)
+    panel.set_ylabel("accuracy (%)")
+    panel.set_xlabel("forward passes per item (NFE), log scale")
+    _legend(figure, drawn)
+    return figure
+
+
 def blocks_figure(cells: Sequence[Measured]) -> Figure | None:
     """Accuracy and passes over block size, a line a policy."""
     lines = sweeps(cells, "block_size")
@@ -127,10 +156,10 @@ def blocks_figure(cells: Sequence[Measured]) -> Figure | None:
     figure, panels = _figure(1, 2)
     drawn: dict[str, Any] = {}
     names = labels([sweep[0] for sweep in lines])
-    for number, (sweep, name) in enumerate(zip(lines, names, strict=True)):
+    for number, (sweep, name, look) in enumerate(zip(lines, names, _looks(lines), strict=True)):
         # A little beside each other, so that equal values do not hide one another.
         shift = 1.025 ** (number - (len(lines) - 1) / 2)
-        drawn[name] = _two_lines(panels, sweep, "block_size", number, shift=shift)
+        drawn[name] = _two_lines(panels, sweep, "block_size", look, shift=shift)
     for panel in panels:
         panel.set_xscale("log")
     _knob_ticks(panels, "block_size", [cell for sweep in lines for cell in sweep])
@@ -148,22 +177,24 @@ def sensitivity_figure(cells: Sequence[Measured]) -> Figure | None:
     drawn: dict[str, Any] = {}
     for row, (knob, sweep) in enumerate(turned):
         pair = panels[2 * row : 2 * row + 2]
-        drawn["mean_field"] = _two_lines(pair, sweep, knob, 0)
+        drawn["mean_field"] = _two_lines(pair, sweep, knob, STYLES["mean_field"])
         baseline = baseline_of(sweep[0], cells)
         if baseline is not None:
             line = pair[0].axhline(_accuracy(baseline), color="#666666", linestyle=":", linewidth=1.4, zorder=1)
             drawn[f"{baseline.policy},\none token a pass"] = line
         _knob_ticks(pair, knob, sweep)
+        for panel in pair:
+            panel.set_xlabel(with_traits(AXES[knob], changes(sweep[0], knob)))
     _legend(figure, drawn)
     return figure
 
 
-def _two_lines(panels: Sequence[Axes], sweep: Sequence[Measured], knob: str, number: int, *, shift: float = 1.0) -> Any:
+def _two_lines(panels: Sequence[Axes], sweep: Sequence[Measured], knob: str, look: Look, *, shift: float = 1.0) -> Any:
     def place(cell: Measured) -> Estimate:
         return Estimate(value=value_of(cell, knob) * shift)
 
     for panel, value in zip(panels, (Measured.passes, Measured.accuracy)[::-1], strict=True):
-        line = _line(panel, sweep, place, value, number, 3)
+        line = _line(panel, sweep, place, value, look, 3)
     return line
 
 
@@ -182,11 +213,11 @@ def _line(
     cells: Sequence[Measured],
     x: Callable[[Measured], Estimate | None],
     y: Callable[[Measured], Estimate | None],
-    number: int,
+    look: Look,
     front: int,
 ) -> Any:
     """One policy's points, joined, with bars for the intervals."""
-    colour, marker, dash = STYLES.get(cells[0].policy, OTHERS[number % len(OTHERS)])
+    colour, marker, dash = look
     points = [(a, b) for cell in cells if (a := x(cell)) is not None and (b := y(cell)) is not None]
     (line,) = panel.plot(
         [a.value for a, _ in points],
@@ -195,7 +226,7 @@ def _line(
         marker=marker,
         linestyle=dash,
         linewidth=1.3,
-        markersize={"*": 9, "P": 7, "X": 7}.get(marker, 5.5),
+        markersize={"*": 9, "P": 7, "X": 7}.get(marker, 5.5 if isinstance(marker, str) else 9),
         markeredgecolor="white",
         markeredgewidth=0.4,
         zorder=front,
@@ -211,6 +242,16 @@ def _line(
     return line
 
 
+def _looks(lines: Sequence[Sequence[Measured]]) -> list[Look]:
+    """How each line is drawn: as its policy always is, unless that look is taken or there is none."""
+    found: list[Look] = []
+    free = cycle(OTHERS)
+    for line in lines:
+        own = STYLES.get(line[0].policy)
+        found.append(next(free) if own is None or own in found else own)
+    return found
+
+
 def _arms(estimates: Sequence[Estimate]) -> list[list[float]]:
     """How far the interval reaches below and above."""
     intervals = [found.interval or (found.value, found.value) for found in estimates]
@@ -220,23 +261,33 @@ def _arms(estimates: Sequence[Estimate]) -> list[list[float]]:
 
 
 def _figure(
-    rows: int, columns: int, *, height: float = 3.2, sharey: Literal["none", "col"] = "none"
+    rows: int,
+    columns: int,
+    *,
+    height: float = 3.2,
+    width: float = 4.4,
+    sharey: Literal["none", "col"] = "none",
 ) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.4 * columns + 1.4, height * rows + 0.3), layout="constrained")
+    figure = Figure(figsize=(width * columns + 1.4, height * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
     return figure, [panel for row in axes for panel in row]
 
 
 def _log_passes(panel: Axes, cells: Sequence[Measured]) -> None:
-    """Powers of two in plain figures, from just below the fewest passes to just above the most."""
+    """Plain figures from just below the fewest passes to just above the most: powers of two, or closer if need be."""
     means = [float(cell.columns["passes"].mean()) for cell in cells]
     low, high = min(means) / 1.2, max(means) * 1.2
     panel.set_xscale("log")
     panel.set_xlim(low, high)
-    ticks = [2**power for power in range(12) if low <= 2**power <= high]
-    panel.set_xticks(ticks, [str(tick) for tick in ticks])
+    ticks = [float(2**power) for power in range(12)]
+    if high < NARROW * low:
+        from matplotlib.ticker import MaxNLocator
+
+        ticks = [float(tick) for tick in MaxNLocator(5).tick_values(low, high)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     panel.minorticks_off()
 
 
@@ -252,6 +303,7 @@ def _legend(figure: Figure, drawn: dict[str, Any]) -> None:
 
 
 FIGURES: dict[str, Callable[[Sequence[Measured]], Figure | None]] = {
+    "main": main_figure,
     "curves": curves_figure,
     "blocks": blocks_figure,
     "sensitivity": sensitivity_figure,

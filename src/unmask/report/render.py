@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from unmask.report.table import Column, Entry, Table
@@ -34,6 +35,14 @@ LATEX_SPECIAL = {
     "≤": r"$\leq$",
     "≥": r"$\geq$",
     "±": r"$\pm$",
+    "÷": r"$\div$",
+    "·": r"$\cdot$",
+    "≈": r"$\approx$",
+    "…": r"\ldots{}",
+    "—": "---",
+    "’": "'",
+    "“": "``",
+    "”": "''",
 }
 
 
@@ -110,9 +119,14 @@ def latex_interval(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX prints it, in ASCII; a letter that is not known becomes a question mark."""
-    whole = "".join(LATEX_SPECIAL.get(letter, letter) for letter in text)
-    return whole.encode("ascii", "replace").decode()
+    """Text as LaTeX prints it, in ASCII; letters lose their accents, and one not known becomes a question mark."""
+    return "".join(LATEX_SPECIAL.get(letter) or _ascii(letter) for letter in text)
+
+
+def _ascii(letter: str) -> str:
+    """Control characters, as a broken name may hold, are no text either."""
+    bare = "".join(part for part in unicodedata.normalize("NFKD", letter) if not unicodedata.combining(part))
+    return bare if bare.isascii() and bare.isprintable() and not set(bare) & LATEX_SPECIAL.keys() else "?"
 
 
 def _joined(
@@ -124,7 +138,7 @@ def _joined(
 ) -> str:
     main = escaped(entry.main)
     main = f"{bold}{main}{end}" if entry.best else main
-    return f"{main} {interval(entry.interval)}" if entry.interval else main
+    return f"{main} {interval(escaped(entry.interval))}" if entry.interval else main
 
 
 def _csv_names(column: Column, wide: bool) -> list[str]:

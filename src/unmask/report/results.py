@@ -13,13 +13,19 @@ from typing import Any, TypeVar
 
 from unmask.report.measured import Estimate, Measured, baseline_of, fewer_passes, paired, rival_of, speedup, value_of
 from unmask.report.paper import Printed
+from unmask.report.published import changes, traits, with_traits
 from unmask.report.table import Column, Entry, Table, estimate, mark_best, number, without_empty_columns, words
 
 Thing = TypeVar("Thing")
 
-COARSE = 100  # with fewer items a table says so itself
+COARSE = 100  # with fewer items a table says so itself, and marks no best value
 INTERVALS = "In brackets: 95 % intervals, Wilson for accuracy, resampling of items (2,000 times) for the rest."
 NFE = "NFE: forward passes per item. Fewer passes: the baseline's NFE over the row's, on the same items."
+TIMES = "Intervals of TPS and speed-up are about which items were asked; they do not cover noise of the clock."
+BATCHED = (
+    "TPS and speed-up have no intervals at batch sizes above 1, as the items of a batch share its time; they are not "
+    "exact for that: nothing here covers noise of the clock."
+)
 ALL_SHARED = "A table without TPS and seconds: other work shared the device while its rows were measured."
 SOME_SHARED = "No TPS, no seconds for {}: other work shared the device meanwhile."
 
@@ -54,13 +60,18 @@ def results_table(
     columns = [column for column in columns if column.key not in _SAID_ONCE or _differs(rows, column.key)]
     if all(row["speedup"].value is not None for row in rows):
         columns = [column for column in columns if column.key != "fewer_passes"]
-    rows = mark_best(columns, rows, [cell.complete for cell in cells])
+    rows = mark_best(columns, rows, [may_be_best(cell) for cell in cells])
     notes = _notes(lines, rivals, [column.key for column in columns])
     full_title = f"{title}: {describe(cells)}"
     if max(cell.cell.items or cell.done for cell in cells) < COARSE:
         full_title += " (coarse)"
         notes.insert(0, f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells.")
     return Table(name=slug(name), title=full_title, columns=columns, rows=rows, notes=notes, sections=sections)
+
+
+def may_be_best(cell: Measured) -> bool:
+    """Whether bold print would say something: finished, and with more than a handful of items."""
+    return cell.complete and cell.done >= COARSE
 
 
 def _block(cell: Measured) -> float | int:
@@ -80,17 +91,17 @@ def _columns(variants: Sequence[str], comparable: bool) -> list[Column]:
         Column(key="batch_size", title="batch"),
         Column(key="unfinished", title="items", words=True),
         Column(key="accuracy", title="accuracy %", wanted="high"),
-        Column(key="paper_accuracy", title="paper"),
-        *(Column(key=key, title=f"{key.removeprefix('accuracy_of_')} %", wanted="high") for key in variants),
+        Column(key="paper_accuracy", title="paper", spare=2),
+        *(Column(key=key, title=f"{key.removeprefix('accuracy_of_')} %", wanted="high", spare=4) for key in variants),
         Column(key="passes", title="NFE", wanted="low"),
-        Column(key="paper_passes", title="paper"),
-        Column(key="fewer_passes", title="fewer passes", wanted="high"),
-        Column(key="tokens_per_second", title="TPS", wanted=fastest),
-        Column(key="paper_tokens_per_second", title="paper"),
-        Column(key="speedup", title="speed-up", wanted=fastest),
-        Column(key="paper_speedup", title="paper (printed)"),
-        Column(key="won_lost", title="won : lost", words=True),
-        Column(key="p", title="p"),
+        Column(key="paper_passes", title="paper", spare=3),
+        Column(key="fewer_passes", title="fewer passes", wanted="high", spare=1),
+        Column(key="tokens_per_second", title="TPS", wanted=fastest, spare=5),
+        Column(key="paper_tokens_per_second", title="paper", spare=7),
+        Column(key="speedup", title="speed-up", wanted=fastest, spare=1),
+        Column(key="paper_speedup", title="paper (printed)", spare=8),
+        Column(key="won_lost", title="won : lost", spare=9),
+        Column(key="p", title="p", spare=6),
     ]
 
 
@@ -145,6 +156,7 @@ def _notes(lines: Sequence[Line], rivals: Sequence[Measured | None], shown: Sequ
         notes.append("No baseline (entropy or fixed, one token a pass) on the same items: no paired test.")
     if "tokens_per_second" in shown:
         notes.append("TPS counts tokens as the public wrapper of the model's family does.")
+        notes += time_notes(cells)
     if "speedup" in shown:
         notes.append("Speed-up: TPS over that of the baseline in the same run, on the same items.")
     if "tokens_per_second" in shown and len({cell.speed_key for cell in cells}) > 1:
@@ -165,6 +177,13 @@ def _notes(lines: Sequence[Line], rivals: Sequence[Measured | None], shown: Sequ
             notes.append("Rows of a batch size other than 1 have no speed of the paper beside them.")
     truncated = sum(int(cell.columns["truncated"].sum()) for cell in cells)
     return notes + ([f"{truncated} prompts were cut to fit the model."] if truncated else [])
+
+
+def time_notes(cells: Sequence[Measured]) -> list[str]:
+    """What the intervals of times cover, and why some have none."""
+    timed = [cell for cell in cells if cell.timed]
+    notes = [TIMES] if any(cell.own_time for cell in timed) else []
+    return notes + ([BATCHED] if any(not cell.own_time for cell in timed) else [])
 
 
 def shared_note(lines: Sequence[Line]) -> list[str]:
@@ -192,6 +211,7 @@ def details_table(name: str, title: str, lines: Sequence[Line]) -> Table:
         INTERVALS,
         "Reference: tokens as the public wrapper of the family counts them; answer: tokens up to the first end of text "
         "or stop string. Seconds leave out one warm-up generation; of a batch, an item has its share.",
+        *time_notes([line.cell for line in lines]),
         *shared_note(lines),
     ]
     rows = [_details_row(line) for line in lines]
@@ -251,22 +271,31 @@ def describe(cells: Sequence[Measured]) -> str:
     return ", ".join(parts + shown)
 
 
-def labels(cells: Sequence[Measured]) -> list[str]:
-    """A name for every cell: the policy, and whatever tells it from the others of the same name in the same table."""
+def labels(cells: Sequence[Measured], *, block: bool = False) -> list[str]:
+    """A name for every cell: the policy, what differs from how it was published, and what tells it from the others.
+
+    The block is said where a table has neither a title nor a column for it.
+    """
     found = []
     for cell in cells:
         rivals = [other for other in cells if other.policy == cell.policy and _group(other) == _group(cell)]
-        traits = [_traits(other) for other in rivals]
-        said = [f"{key}={value}" for key, value in _traits(cell).items() if any(t.get(key) != value for t in traits)]
+        others = [_traits(other, block) for other in rivals]
+        changed = changes(cell)
+        said = {
+            key: value
+            for key, value in _traits(cell, block).items()
+            if key in changed or any(other.get(key) != value for other in others)
+        }
+        # A title can tell one length only.
+        if len({other.cell.settings.get("max_tokens") for other in cells if _group(other) == _group(cell)}) > 1:
+            said["max_tokens"] = cell.cell.settings.get("max_tokens")
         twins = [other for other in rivals if other is not cell and other.cell == cell.cell]
-        said += [f"run={cell.run}"] if twins else []
-        found.append(f"{cell.policy} ({', '.join(said)})" if said else cell.policy)
+        found.append(with_traits(cell.policy, said | ({"run": cell.run} if twins else {})))
     return found
 
 
-def _traits(cell: Measured) -> dict[str, Any]:
-    settings = {key: value for key, value in cell.cell.settings.items() if key not in ("block_size", "seed")}
-    return {key: value for key, value in cell.cell.policy.items() if key != "name"} | settings
+def _traits(cell: Measured, block: bool) -> dict[str, Any]:
+    return traits(cell) | ({"block_size": _block(cell)} if block else {})
 
 
 def _group(cell: Measured) -> tuple[Any, ...]:

@@ -66,7 +66,9 @@ def _read(folder: Path, name: str) -> Run:
     try:
         path = folder / "run.json"
         about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        cells = [measured(name, found) for found in cells_of(folder)]
+        # A recipe that grew in its folder leaves the cells of a smaller one behind.
+        wanted = about.get("cells")
+        cells = [measured(name, found) for found in cells_of(folder) if not wanted or found.folder.name in wanted]
     except UnmaskError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -1,7 +1,8 @@
 """The paper's claims that do not depend on hardware, held against the runs at hand: passes (NFE) and their order.
 
-A claim holds where every one of its comparisons comes out as claimed on the measured means, unrounded. Apart from that
-it is said how many of the differences are larger than chance: their paired 95 % interval leaves out zero.
+A claim holds where every one of its comparisons comes out as claimed, beyond chance: the measured means, unrounded,
+differ that way and the paired 95 % interval of the difference leaves out zero. It does not hold where one comes out
+the other way beyond chance, or where all items are equal. Between the two it is undecided; what the means say is told.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from unmask.report.results import groups, questions
 from unmask.report.sweeps import ablations, sweep_of, unique
 from unmask.report.table import Column, Table, words
 
-HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not measured"
+HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "undecided", "not measured"
+VERDICTS = {HOLDS: HOLDS, FAILS: FAILS, OPEN: f"{OPEN} (within chance)"}
 SLOWLY = 10  # percent, "rises slowly": by less than that for two more updates; the paper's own rises are below 3 %
 
 
@@ -35,7 +37,17 @@ class Comparison:
 
     @property
     def beyond_chance(self) -> bool:
-        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+        """Whether the interval leaves out zero; a difference of nothing on every item is no chance either."""
+        if self.interval is None:
+            return False
+        low, high = self.interval
+        return low > 0 or high < 0 or low == high == self.difference
+
+    @property
+    def told(self) -> str:
+        if self.difference == 0 and self.beyond_chance:
+            return "0 on every item"
+        return f"{_figure(self.difference)}{_bracket(self.interval)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +66,15 @@ class Check:
             return HOLDS if self.exact else FAILS
         if not self.comparisons:
             return UNKNOWN
+        if any(found.beyond_chance and not found.as_claimed for found in self.comparisons):
+            return FAILS
+        return HOLDS if all(found.beyond_chance for found in self.comparisons) else OPEN
+
+    @property
+    def by_means(self) -> str:
+        """What the means say, chance or not."""
+        if self.exact is not None or not self.comparisons:
+            return self.verdict
         return HOLDS if all(found.as_claimed for found in self.comparisons) else FAILS
 
     @property
@@ -71,11 +92,7 @@ class Check:
     @property
     def against(self) -> str:
         """The comparisons that came out the other way, each with how sure that is."""
-        return ", ".join(
-            f"{found.what}: {_figure(found.difference)}{_bracket(found.interval)}"
-            for found in self.comparisons
-            if not found.as_claimed
-        )
+        return ", ".join(f"{found.what}: {found.told}" for found in self.comparisons if not found.as_claimed)
 
     def to_dict(self) -> dict[str, Any]:
         plain = {"claim": self.claim, "place": self.place, "values": self.values, "verdict": self.verdict}
@@ -83,7 +100,7 @@ class Check:
             {"what": found.what, "difference": found.difference, "interval": found.interval, "claimed": "positive"}
             for found in self.comparisons
         ]
-        return plain | {"certainty": self.certainty, "comparisons": comparisons}
+        return plain | {"by_means": self.by_means, "certainty": self.certainty, "comparisons": comparisons}
 
 
 def checks(cells: Sequence[Measured]) -> list[Check]:
@@ -99,24 +116,28 @@ def checks(cells: Sequence[Measured]) -> list[Check]:
 
 
 def checks_tables(found: Sequence[Check]) -> list[Table]:
-    """A line for each claim, then one for each place where it was looked for."""
-    return [_summary(found), _places(found)]
+    """A line for each claim that was measured, then one for each place; nothing where none was."""
+    known = [check for check in found if check.verdict != UNKNOWN]
+    unknown = len(found) - len(known)
+    return [_summary(known, unknown), _places(known)] if known else []
 
 
-def _summary(found: Sequence[Check]) -> Table:
-    columns = [Column(key=key, title=key, words=True) for key in ("claim", HOLDS, FAILS)]
+def _summary(found: Sequence[Check], unknown: int) -> Table:
+    columns = [Column(key="claim", title="claim", words=True)]
+    columns += [Column(key=verdict, title=title, words=True) for verdict, title in VERDICTS.items()]
     rows = []
     for same in groups(found, lambda check: check.claim):
-        lines = {verdict: [check for check in same if check.verdict == verdict] for verdict in (HOLDS, FAILS)}
+        lines = {verdict: [check for check in same if check.verdict == verdict] for verdict in VERDICTS}
         row = {verdict: words("; ".join(_told(check) for check in lines[verdict])) for verdict in lines}
-        if not any(lines.values()):
-            row[HOLDS] = words(UNKNOWN)
         rows.append({"claim": words(same[0].claim), **row})
     notes = [
-        "A claim holds where every comparison comes out as claimed on the measured means, unrounded. In brackets, what "
-        "speaks against it: a difference in passes per item that should be above zero, with its 95 % interval, "
-        "resampled item by item; one that holds zero is within chance. The details have every value.",
+        "A claim holds where every comparison comes out as claimed, and does not where one comes out the other way: on "
+        "the measured means, unrounded, and with a 95 % interval, resampled item by item, that leaves out zero. Else "
+        "it is undecided. In brackets, what speaks against it: a difference in passes per item that should be above "
+        "zero. The details have every value, and what the means alone say.",
     ]
+    if unknown:
+        notes.append(f"{unknown} of the paper's {len(CLAIMS)} claims were not measured in these runs.")
     return Table(name="shape", title="The paper's claims about passes", columns=columns, rows=rows, notes=notes)
 
 
@@ -124,17 +145,18 @@ def _told(check: Check) -> str:
     """The place, with what speaks against the claim there, or how much of it may be chance."""
     if check.against:
         return f"{check.place} ({check.against})"
-    sure = all(found.beyond_chance for found in check.comparisons)
-    return check.place if sure else f"{check.place} ({check.certainty})"
+    return f"{check.place} ({check.certainty})" if check.verdict == OPEN else check.place
 
 
 def _places(found: Sequence[Check]) -> Table:
-    columns = [Column(key=key, title=key, words=True) for key in ("claim", "where", "verdict", "certainty", "NFE here")]
+    titles = ("claim", "where", "verdict", "by the means", "certainty", "NFE here")
+    columns = [Column(key=key, title=key, words=True) for key in titles]
     rows = [
         {
             "claim": words(check.claim),
             "where": words(check.place),
             "verdict": words(check.verdict),
+            "by the means": words(check.by_means),
             "certainty": words(check.certainty),
             "NFE here": words(check.values),
         }
@@ -238,7 +260,11 @@ def _compare(
     first, second, unit = times
     sums = together(more, fewer)
     found = sums and estimate_of(lambda a, b: (first * a["passes"] - second * b["passes"]) / (unit * a["items"]), *sums)
-    return Comparison(what=what, difference=found.value, interval=found.interval) if found else None
+    if sums is None or found is None:
+        return None
+    # One item cannot tell how items differ.
+    interval = found.interval if sums[0].observed["items"] > 1 else None
+    return Comparison(what=what, difference=found.value, interval=interval)
 
 
 def _check(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
+
 from unmask.report.measured import Measured, baseline_of, is_one_token_a_pass, value_of
 from unmask.report.results import groups
 
@@ -20,6 +22,34 @@ VARIANTS = {
 def unique(cells: Sequence[Measured]) -> list[Measured]:
     """Each cell once, in its most finished form: studies share cells, and several runs may hold them."""
     return [max(same, key=lambda cell: cell.done) for same in groups(cells, _measurement)]
+
+
+def without_copies(cells: Sequence[Measured]) -> list[Measured]:
+    """Each measurement once: a run that took over the cells of another holds the very same items, times included.
+
+    The same cell, measured twice, stays two.
+    """
+    found: list[Measured] = []
+    for same in groups(cells, _measurement):
+        kept: list[Measured] = []
+        for cell in sorted(same, key=lambda cell: ("taken_from" in cell.about, -cell.done)):
+            if not any(_holds(other, cell) or _holds(cell, other) for other in kept):
+                kept.append(cell)
+        # Of a copy that went on by itself the longer one counts.
+        for one in kept:
+            copies = [cell for cell in same if _holds(cell, one)]
+            found.append(max(copies, key=lambda cell: (cell.done, "taken_from" not in cell.about)))
+    return [cell for cell in cells if cell in found]
+
+
+def _holds(cell: Measured, other: Measured) -> bool:
+    """Whether every item of the other is one of the cell's, with equal numbers."""
+    place = {number: at for at, number in enumerate(cell.ids)}
+    if not place.keys() >= set(other.ids):
+        return False
+    at = [place[number] for number in other.ids]
+    ours, theirs = cell.columns | cell.scores, other.columns | other.scores
+    return all(name in ours and np.array_equal(ours[name][at], theirs[name]) for name in theirs if other.ids)
 
 
 def _measurement(cell: Measured) -> tuple[str, str | None]:

@@ -56,6 +56,7 @@ class Column:
     title: str
     words: bool = False  # left-aligned text
     wanted: str | None = None  # 'high' or 'low': which value is the best of the column
+    spare: int = 0  # the higher, the sooner a narrow screen goes without it; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError
+from unmask.evals.hub import asked_once
 
 Row = dict[str, Any]
 
@@ -94,6 +95,29 @@ ROWS: dict[str, Callable[[str | None], list[Row]]] = {
 }
 
 
+# What prompts and scores are made of; a copy of the data may have more.
+_USED = {
+    "gsm8k": ("question", "answer"),
+    "math": ("problem", "solution", "answer"),
+    "math500": ("problem", "solution", "answer"),
+    "humaneval": ("prompt", "test", "entry_point"),
+    "mbpp": ("text", "code", "test_list", "test_setup_code", "test_imports"),
+}
+
+
+def used_records(task: str, data_dir: str | None) -> list[Row]:
+    """The questions of a benchmark, then its shots, with nothing but the fields that show in a result."""
+    rows = ROWS[task](data_dir)
+    shots: dict[str, Callable[[], list[Row]]] = {
+        "gsm8k": lambda: gsm8k_rows(data_dir, "train"),
+        "mbpp": lambda: mbpp_rows(data_dir, "prompt"),
+        "math": minerva_shots,
+        "math500": minerva_shots,
+    }
+    rows = [*rows, *shots[task]()] if task in shots else rows
+    return [{field: row.get(field) for field in _USED[task]} for row in rows]
+
+
 def minerva_shots() -> list[Row]:
     """The four worked examples of the Minerva protocol, out of lm-eval's own file.
 
@@ -139,8 +163,10 @@ def _record(path: Path, number: int, line: str) -> Row:
 def _hub(name: str, config: str | None, split: str) -> list[Row]:
     import datasets
 
-    try:
-        return list(datasets.load_dataset(name, config, split=split))
-    except Exception as error:  # connections, missing files and settings all have types of their own
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UnmaskError(f"{name} cannot be read from the hub ({reason}); local files: --data-dir DIR") from error
+    with asked_once() as answered:
+        try:
+            return list(datasets.load_dataset(name, config, split=split))
+        except Exception as error:  # connections, missing files and settings all have types of their own
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = reason if answered else "it does not answer, and nothing was downloaded before"
+            raise UnmaskError(f"{name} cannot be read from the hub ({reason}); local files: --data-dir DIR") from error
