@@ -17,7 +17,7 @@ from unmask.errors import UnmaskError, WorkFailed
 from unmask.evals import tiny_suite
 from unmask.evals.neighbours import has_items
 from unmask.evals.recipe import Recipe
-from unmask.evals.store import write_whole
+from unmask.evals.store import read_whole, write_whole
 from unmask.models.device import device_name
 
 SCHEMA = "unmask.run/1"
@@ -75,9 +75,7 @@ def open_run(recipe: Recipe, out: Path, command: str) -> dict[str, Any]:
         return new
     if not path.exists():
         raise UnmaskError(f"{out} holds cells but no run.json; choose another --out")
-    about = json.loads(path.read_text(encoding="utf-8"))
-    if about.get("schema") != SCHEMA:
-        raise UnmaskError(f"{path} is not of the form {SCHEMA}")
+    about = read_whole(path, SCHEMA)
     differ = [key for key in resolved if key not in FREE and about["resolved"].get(key) != resolved[key]]
     if clash := [key for key in differ if not _grown(key, about["resolved"].get(key), resolved[key])]:
         hint = "choose another --out; finished cells that are equal are taken over"

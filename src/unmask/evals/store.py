@@ -30,13 +30,15 @@ class CellFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        about = json.loads((folder / CELL).read_text(encoding="utf-8"))
-        if about.get("schema") != SCHEMA:
-            raise UnmaskError(f"{folder / CELL} is not of the form {SCHEMA}")
-        self.cell = Cell(**about["cell"])
-        self.about: dict[str, Any] = about
-        self.generations = {row["id"]: Generation(**row) for row in _lines(folder / ITEMS)}
-        self.scores: dict[int, dict[str, float]] = {row["id"]: row["scores"] for row in _lines(folder / SCORES)}
+        self.about = read_whole(folder / CELL, SCHEMA)
+        try:
+            self.cell = Cell(**self.about["cell"])
+            self.generations = {row["id"]: Generation(**row) for row in _lines(folder / ITEMS)}
+            self.scores: dict[int, dict[str, float]] = {row["id"]: row["scores"] for row in _lines(folder / SCORES)}
+        except (KeyError, TypeError) as error:
+            raise UnmaskError(
+                f"{folder} is damaged, a field is missing or too many: {error}; remove the folder"
+            ) from error
 
     @classmethod
     def open(cls, run: Path, cell: Cell, about: dict[str, Any]) -> CellFolder:
@@ -80,9 +82,15 @@ def cells_of(run: Path) -> list[CellFolder]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        with path.open(encoding="utf-8") as file:
-            yield from (json.loads(line) for line in file if line.endswith("\n"))
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise UnmaskError(f"{path}, line {number} is damaged: {error}; remove the line") from error
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -103,5 +111,19 @@ def _mend(path: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Replace a file so that nobody ever sees half of it."""
     part = path.with_suffix(".part")
-    part.write_text(text + "\n", encoding="utf-8")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     part.replace(path)
+
+
+def read_whole(path: Path, schema: str) -> dict[str, Any]:
+    """What `write_whole` wrote, if it is of that form."""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnmaskError(f"{path} is damaged: {error}; remove the folder {path.parent}") from error
+    if not isinstance(about, dict) or about.get("schema") != schema:
+        raise UnmaskError(f"{path} is not of the form {schema}")
+    return about
