@@ -298,11 +298,11 @@ def test_a_missing_file_and_too_many_shots_are_told_in_one_line(data_dir: Path, 
         run(open_cell(tmp_path, "gsm8k"), tmp_path)
     with pytest.raises(UnmaskError, match="mbpp has at most 3 shots, got 4"):
         run(open_cell(tmp_path, "mbpp", shots=4), data_dir)
-    (data_dir / "math500" / "test.jsonl").write_text('{"problem": "x"}\nnot json\n')
+    (data_dir / "math500" / "test.jsonl").write_text('{"problem": "x", "solution": "y"}\nnot json\n')
     with pytest.raises(UnmaskError, match=r"test.jsonl, line 2: is not JSON"):
         run(open_cell(tmp_path, "math500"), data_dir)
     (data_dir / "math500" / "test.jsonl").write_text('{"other": "x"}\n')
-    with pytest.raises(UnmaskError, match=r"the task math500 could not be loaded: 'problem' is undefined"):
+    with pytest.raises(UnmaskError, match=r"test.jsonl, line 1: has no problem, solution"):
         run(open_cell(tmp_path, "math500"), data_dir)
 
 

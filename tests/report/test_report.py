@@ -315,7 +315,7 @@ def test_wrong_folders_are_one_clear_line(tmp_path):
     with pytest.raises(UnmaskError, match="did you mean 'main'"):
         report([tmp_path / "odd"])
     (next((tmp_path / "odd" / "cells").iterdir()) / "cell.json").write_text("{")
-    with pytest.raises(UnmaskError, match="cannot read the run"):
+    with pytest.raises(UnmaskError, match=r"cell\.json is damaged"):
         report([tmp_path / "odd"])
     write(tmp_path / "unscored", replace(cell_of(), headline="exact_match"), passes=3.0, right=0.5)
     with pytest.raises(UnmaskError, match="without the score 'exact_match'"):

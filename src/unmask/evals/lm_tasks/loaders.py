@@ -53,7 +53,9 @@ def mbpp(*, data_dir: str | None = None, **_: Any) -> Any:
 
 
 def gsm8k_rows(data_dir: str | None, split: str = "test") -> list[Row]:
-    return _hub("openai/gsm8k", "main", split) if data_dir is None else _local(data_dir, f"gsm8k/{split}.jsonl")
+    if data_dir is None:
+        return _hub("openai/gsm8k", "main", split)
+    return _local(data_dir, f"gsm8k/{split}.jsonl", "question", "answer")
 
 
 def math_rows(data_dir: str | None) -> list[Row]:
@@ -61,27 +63,27 @@ def math_rows(data_dir: str | None) -> list[Row]:
     if data_dir is None:
         rows = [row for subject in MATH_SUBJECTS for row in _hub("EleutherAI/hendrycks_math", subject, "test")]
     else:
-        rows = _local(data_dir, "math/test.jsonl")
+        rows = _local(data_dir, "math/test.jsonl", "problem", "solution")
     return sorted(rows, key=lambda row: hashlib.blake2b(row["problem"].encode(), digest_size=8).digest())
 
 
 def math500_rows(data_dir: str | None) -> list[Row]:
     if data_dir is None:
         return _hub("HuggingFaceH4/MATH-500", "default", "test")
-    return _local(data_dir, "math500/test.jsonl")
+    return _local(data_dir, "math500/test.jsonl", "problem", "solution")
 
 
 def humaneval_rows(data_dir: str | None) -> list[Row]:
     if data_dir is None:
         return _hub("openai/openai_humaneval", None, "test")
-    return _local(data_dir, "humaneval/HumanEval.jsonl")
+    return _local(data_dir, "humaneval/HumanEval.jsonl", "task_id", "prompt", "entry_point", "test")
 
 
 def mbpp_rows(data_dir: str | None, split: str = "test") -> list[Row]:
     if data_dir is None:
         rows = _hub("google-research-datasets/mbpp", "full", split)
     else:
-        rows = _local(data_dir, "mbpp/mbpp.jsonl")
+        rows = _local(data_dir, "mbpp/mbpp.jsonl", "task_id", "text", "code", "test_list")
     wanted = MBPP_TEST if split == "test" else MBPP_SHOTS
     return sorted((row for row in rows if row["task_id"] in wanted), key=lambda row: row["task_id"])
 
@@ -141,22 +143,31 @@ def _splits(rows: dict[str, list[Row]]) -> Any:
     return {split: Dataset.from_list(found) for split, found in rows.items()}
 
 
-def _local(data_dir: str, name: str) -> list[Row]:
+def _local(data_dir: str, name: str, *fields: str) -> list[Row]:
+    """The records of that file, each with these fields."""
     for path in (Path(data_dir) / name, Path(data_dir) / f"{name}.gz"):
         if path.exists():
             opened = gzip.open if path.suffix == ".gz" else open
-            with opened(path, "rt", encoding="utf-8") as file:
-                return [_record(path, number, line) for number, line in enumerate(file, 1) if line.strip()]
+            try:
+                with opened(path, "rt", encoding="utf-8") as file:
+                    rows = [_record(path, number, line, fields) for number, line in enumerate(file, 1) if line.strip()]
+            except (UnicodeDecodeError, EOFError, OSError) as error:
+                raise UnmaskError(f"{path} cannot be read: {error}") from error
+            if not rows:
+                raise UnmaskError(f"{path} has no records")
+            return rows
     raise UnmaskError(f"{data_dir} has no {name}, nor {name}.gz")
 
 
-def _record(path: Path, number: int, line: str) -> Row:
+def _record(path: Path, number: int, line: str, fields: tuple[str, ...]) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UnmaskError(f"{path}, line {number}: is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise UnmaskError(f"{path}, line {number}: must be an object, got {line.strip()[:40]!r}")
+    if missing := [field for field in fields if field not in row]:
+        raise UnmaskError(f"{path}, line {number}: has no {', '.join(missing)}")
     return row
 
 
