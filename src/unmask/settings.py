@@ -31,7 +31,10 @@ class Settings:
     top_k: int = _setting(0, "Draw from this many likeliest tokens; 0: all.")
     seed: int = _setting(0, "Seed of every draw; each prompt of a batch starts from it.")
     cache: str = _setting("none", "Keys and values reused between passes: none, prefix or dual.")
-    refresh: str = _setting("block", "When a cache is recomputed: block, or blocks:N for every N blocks.")
+    refresh: str = _setting(
+        "block",
+        "When a cache is recomputed: block, blocks:N for every N blocks, or drift:X when states have moved by X.",
+    )
     stop: Sequence[str] = _setting((), "Cut the text before this string (may be repeated).")
     stop_token_ids: Sequence[int] = _setting((), "Cut the text before this token id (may be repeated).")
     early_stop: bool = _setting(False, "Stop decoding after the block in which the text ends.")
@@ -65,7 +68,7 @@ class Settings:
             raise UnmaskError(f"top_p must be in (0, 1], got {self.top_p!r}")
         if self.cache not in CACHES:
             raise UnknownName("cache", str(self.cache), CACHES)
-        self.blocks_per_refresh  # noqa: B018  (raises on a malformed value)
+        self._refresh()  # raises on a malformed value
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UnmaskError(f"stop must hold strings that are not empty, got {self.stop!r}")
         if not all(type(token) is int and token >= 0 for token in self.stop_token_ids):
@@ -75,14 +78,25 @@ class Settings:
                 raise UnmaskError(f"{item.name} must be true or false, got {getattr(self, item.name)!r}")
 
     @property
-    def blocks_per_refresh(self) -> int:
-        """How many blocks one refresh of the cache serves."""
+    def blocks_per_refresh(self) -> int | None:
+        """How many blocks one refresh of the cache serves; None: drift decides."""
+        return self._refresh()[0]
+
+    @property
+    def tolerated_drift(self) -> float | None:
+        """How far states may be from those of the last refresh (1 - cosine) before the next; None: blocks decide."""
+        return self._refresh()[1]
+
+    def _refresh(self) -> tuple[int | None, float | None]:
         if self.refresh == "block":
-            return 1
-        kind, _, count = str(self.refresh).partition(":")
-        if kind != "blocks" or not count.isdecimal() or int(count) < 1:
-            raise UnmaskError(f"refresh must be 'block' or 'blocks:N' with N of at least 1, got {self.refresh!r}")
-        return int(count)
+            return 1, None
+        kind, _, value = str(self.refresh).partition(":")
+        if kind == "blocks" and value.isdecimal() and int(value) >= 1:
+            return int(value), None
+        if kind == "drift" and 0.0 < _number(value) < float("inf"):
+            return None, float(value)
+        forms = "'block' or 'blocks:N' with N of at least 1, or 'drift:X' with X above 0"
+        raise UnmaskError(f"refresh must be {forms}, got {self.refresh!r}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
@@ -100,6 +114,14 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as JSON and YAML know it."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def _number(text: str) -> float:
+    """What the text says, or NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _is_number(value: Any) -> bool:

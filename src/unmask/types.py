@@ -95,6 +95,7 @@ class StepEvent:
     block: tuple[int, int]  # absolute, half-open
     committed: tuple[Commit, ...]
     remasked: tuple[int, ...] = ()
+    refreshed: bool = False  # the pass computed the row's whole canvas to renew a cache
     candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
     overlap: list[list[float]] | None = None  # over the positions of `candidates`
     finished: bool = False  # no pass will follow for this row

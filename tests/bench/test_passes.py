@@ -6,6 +6,7 @@ from doubles import Watched, tiny_config
 
 from unmask.bench.passes import run_passes, watched_runs
 from unmask.bench.workload import Request, Workload, default_policy
+from unmask.cache.kv import StoragePool
 from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import MeanField
@@ -23,7 +24,7 @@ def request(**changes) -> Request:
 def test_the_size_of_every_call_is_the_one_the_model_saw(family, refresh, cache, policy):
     model = Watched(random_model(tiny_config(family), std=0.4))
     asked = request(batch=3, cache=cache, refresh=refresh, policy=policy)
-    passes = list(run_passes(model, asked, clocked=False))
+    passes = list(run_passes(model, asked, StoragePool(), clocked=False))
     assert [(call.rows, call.positions) for found in passes for call in found.calls] == model.computed
     assert {call.keys for found in passes for call in found.calls} == {34}
     assert passes[-1].ahead == 3
@@ -34,7 +35,12 @@ def test_the_size_of_every_call_is_the_one_the_model_saw(family, refresh, cache,
 def test_the_default_policy_asks_the_same_number_of_passes_of_everybody(family, cache):
     model = random_model(tiny_config(family), std=0.4)
     passes = list(
-        run_passes(model, request(max_tokens=64, block_size=32, policy=default_policy(32), cache=cache), clocked=False)
+        run_passes(
+            model,
+            request(max_tokens=64, block_size=32, policy=default_policy(32), cache=cache),
+            StoragePool(),
+            clocked=False,
+        )
     )
     assert len(passes) == 16
 
@@ -43,7 +49,9 @@ def test_kinds_of_passes_are_told_apart():
     model = random_model(tiny_config("llada"))
     kinds = {}
     for cache in ("none", "prefix", "dual"):
-        kinds[cache] = [found.kind for found in run_passes(model, request(cache=cache, max_tokens=16), clocked=False)]
+        kinds[cache] = [
+            found.kind for found in run_passes(model, request(cache=cache, max_tokens=16), StoragePool(), clocked=False)
+        ]
     assert kinds == {
         "none": ["whole canvas"] * 4,
         "prefix": ["refresh", "block and suffix"] * 2,
@@ -53,12 +61,14 @@ def test_kinds_of_passes_are_told_apart():
 
 def test_the_time_of_a_pass_is_split_when_asked():
     model = random_model(tiny_config("llada"))
-    for found in run_passes(model, request(), clocked=True):
+    for found in run_passes(model, request(), StoragePool(), clocked=True):
         assert 0 < found.model_s < found.seconds
         assert 0 < found.policy_s < found.seconds
         assert found.model_s + found.policy_s + found.rest_s == pytest.approx(found.seconds)
         assert found.rest_s > 0
-    assert all(found.model_s == found.policy_s == 0 for found in run_passes(model, request(), clocked=False))
+    assert all(
+        found.model_s == found.policy_s == 0 for found in run_passes(model, request(), StoragePool(), clocked=False)
+    )
 
 
 def test_a_device_that_works_on_its_own_is_not_interrupted_while_whole_passes_are_timed():
@@ -81,7 +91,7 @@ def test_prompts_are_random_ids_without_masks_and_the_same_each_time():
     ("changes", "complaint"),
     [
         ({"caches": ("dual", "duel")}, "unknown cache 'duel'; did you mean 'dual'"),
-        ({"refresh": "often"}, "refresh must be 'block' or 'blocks:N'"),
+        ({"refreshes": ("block", "often")}, "refresh must be 'block' or 'blocks:N'"),
         ({"prompt_tokens": (5, 0)}, "prompt_tokens must be at least 1, got 0"),
         ({"batches": (0,)}, "batch must be at least 1, got 0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),

@@ -66,6 +66,31 @@ def test_every_operation_moves_its_weights_inputs_and_outputs_once():
     assert found["head"].flops == 2 * 6 * 8 * 50
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_quantised_layers_read_a_byte_a_weight_and_a_scale_an_output(itemsize):
+    call = Call(rows=2, positions=5, keys=7, predicted=3)
+    plain, found = (
+        {item.name: item for item in operations(SMALL, call, itemsize, quantized=quantized)}
+        for quantized in (False, True)
+    )
+    assert found["queries, keys and values"].n_bytes == 3 * (8 * 16 + 4 * 16 + itemsize * 10 * (8 + 16))
+    assert found["attention output"].n_bytes == 3 * (8 * 8 + 4 * 8 + itemsize * 10 * (8 + 8))
+    assert found["feed-forward in"].n_bytes == 3 * (8 * 40 + 4 * 40 + itemsize * 10 * (8 + 20))
+    assert found["feed-forward out"].n_bytes == 3 * (20 * 8 + 4 * 8 + itemsize * 10 * (20 + 8))
+    assert [found[name] for name in ("attention", "head")] == [plain[name] for name in ("attention", "head")]
+    assert {name: item.flops for name, item in found.items()} == {name: item.flops for name, item in plain.items()}
+
+
+def test_the_floor_of_a_quantised_block_of_llada_is_little_more_than_half():
+    """By hand: 32 layers of 218,103,808 weights in bytes and 45,056 scales, the head's 517,996,544 in bfloat16."""
+    call = Call(rows=1, positions=32, keys=512, predicted=32)
+    plain = floor(published("llada-8b"), [call], BF16, GPU)
+    found = floor(published("llada-8b"), [call], BF16, GPU, quantized=True)
+    assert plain.n_bytes - found.n_bytes == 32 * (218_103_808 - 4 * 45_056)
+    assert found.seconds * 1000 == pytest.approx(1.96, abs=0.005)
+    assert (found.bound_by, found.flops) == ("memory", plain.flops)
+
+
 def test_a_floor_is_the_sum_of_the_slower_of_bytes_and_arithmetic():
     call = Call(rows=1, positions=4, keys=4, predicted=4)
     found = operations(SMALL, call, itemsize=1)

@@ -14,14 +14,16 @@ def test_every_size_is_measured_and_compared():
     timings = bench_rule(
         positions=(1, 6),
         vocabularies=(50, 400),
-        batch=2,
+        batches=(1, 3),
         repeats=1,
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert [(timing.positions, timing.vocabulary) for timing in timings] == [(1, 50), (6, 50), (1, 400), (6, 400)]
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    sizes = [(timing.vocabulary, timing.batch, timing.positions) for timing in timings]
+    assert sizes == [(v, b, m) for v in (50, 400) for b in (1, 3) for m in (1, 6)]
+    assert seen == [(done, 8) for done in range(1, 9)]
     for timing in timings:
         assert timing.ours_ms > 0
+        assert (timing.dtype, timing.copies) == ("float32", 1)
         assert timing.speedup == pytest.approx(timing.naive_ms / timing.ours_ms)
         assert max(timing.ours_error, timing.naive_error, timing.difference) < 1e-5
         assert timing.same_commits
@@ -60,6 +62,7 @@ def test_the_yardstick_commits_what_the_rule_commits():
     ("options", "complaint"),
     [
         ({"positions": (4, 0)}, "positions must be at least 1, got 4, 0"),
+        ({"batches": (0,)}, "batches must be at least 1, got 0"),
         ({"vocabularies": ()}, "vocabularies must be at least 2, got none"),
         ({"repeats": 0}, "repeats must be at least 1"),
         ({"dtype": "float23"}, "unknown dtype 'float23'; did you mean 'float32'"),
@@ -70,3 +73,15 @@ def test_what_cannot_be_measured_is_refused_in_one_line(options, complaint):
     with pytest.raises(UnmaskError, match=complaint) as error:
         bench_rule(**options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_device_is_timed_without_the_host_in_bfloat16_and_beyond_its_cache():
+    one, several = bench_rule(positions=(8,), batches=(1, 2), repeats=2, device="cuda")
+    assert (one.dtype, several.batch) == ("bfloat16", 2)
+    assert one.copies > several.copies > 1
+    for timing in (one, several):
+        assert 0 < timing.ours_ms < timing.naive_ms
+        assert max(timing.ours_error, timing.naive_error) < 1e-4
+        assert timing.same_commits

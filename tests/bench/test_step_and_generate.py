@@ -13,7 +13,7 @@ from unmask.bench.step import bench_step
 from unmask.bench.subject import open_model
 from unmask.bench.workload import Workload
 from unmask.cli import run
-from unmask.errors import OutOfMemory
+from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import Wino
 
@@ -59,8 +59,67 @@ def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
     refresh, block = (Call(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8))
     assert timing.forward_passes == 6
     assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block] * 3, 4, CEILINGS).seconds)
-    (fewer,) = bench_generate(model, replace(workload, refresh="blocks:3"), ceilings=CEILINGS)
+    (fewer,) = bench_generate(model, replace(workload, refreshes=("blocks:3",)), ceilings=CEILINGS)
     assert fewer.floor_s == pytest.approx(floor(model.shape, [refresh, *[block] * 5], 4, CEILINGS).seconds)
+
+
+def test_every_refresh_is_measured_with_every_other_size(model):
+    workload = replace(
+        SMALL, prompt_tokens=(12,), caches=("prefix", "dual"), refreshes=("block", "blocks:2"), repeats=1
+    )
+    seen = []
+    timings = bench_generate(model, workload, ceilings=CEILINGS, on_progress=seen.append)
+    found = [(timing.request.batch, timing.request.cache, timing.request.refresh) for timing in timings]
+    of_one_batch = [("prefix", "block"), ("prefix", "blocks:2"), ("dual", "block"), ("dual", "blocks:2")]
+    assert found == [(batch, *rest) for batch in (1, 2) for rest in of_one_batch]
+    assert all(timings[at].floor_s < timings[at - 1].floor_s for at in (1, 3, 5, 7))
+    assert seen[0] == "measuring 1 of 8: prompt 12, batch 1, cache prefix"
+    assert seen[1] == "measuring 2 of 8: prompt 12, batch 1, cache prefix, refresh blocks:2"
+
+
+def test_single_steps_are_measured_with_one_refresh_only(model):
+    workload = replace(SMALL, refreshes=("block", "drift:0.1"))
+    with pytest.raises(UnmaskError, match=r"steps are measured with refresh='block', got 'drift:0\.1'"):
+        bench_step(model, workload, ceilings=CEILINGS)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_a_quantised_model_says_so_and_has_a_lower_floor(model, quantize):
+    quantised = random_model(tiny_config("llada"), quantize=quantize)
+    workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",), repeats=1)
+    (plain,) = bench_generate(model, workload, ceilings=CEILINGS)
+    (whole,) = bench_generate(quantised, workload, ceilings=CEILINGS)
+    (step,) = bench_step(quantised, workload, ceilings=CEILINGS)
+    assert (plain.to_dict()["quantized"], whole.to_dict()["quantized"], step.to_dict()["quantized"]) == (
+        None,
+        quantize,
+        quantize,
+    )
+    call = Call(rows=1, positions=28, keys=28, predicted=8)
+    least = floor(model.shape, [call], 4, CEILINGS, quantized=True).seconds
+    assert whole.floor_s == pytest.approx(4 * least)
+    assert step.floor_ms == pytest.approx(1000 * least)
+    assert whole.floor_s < plain.floor_s
+
+
+@pytest.mark.parametrize("random_weights", [True, False])
+def test_a_model_is_opened_quantised(random_weights):
+    opened = open_model("tiny", random_weights=random_weights, device="cpu", quantize="int8")
+    assert opened.quantized == "int8"
+    assert str(opened.blocks[0].down.stored.dtype) == "torch.int8"
+    assert str(opened.embedding.weight.dtype) == "torch.float32"
+
+
+@pytest.mark.parametrize("command", ["step", "generate"])
+@pytest.mark.parametrize("subject", [[], ["tiny"], ["--shape", "tiny", "--random-weights"]])
+def test_an_unknown_format_is_refused_before_anything_is_loaded_or_measured(command, subject, capsys, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError
+
+    for name in ("load_model", "random_model", "measure_ceilings"):
+        monkeypatch.setattr(f"unmask.bench.subject.{name}", never)
+    assert run(["bench", command, *subject, "--device", "cpu", "--quantize", "int9"]) == 2
+    assert capsys.readouterr().err == ("unmask: unknown quantisation 'int9'; did you mean 'int8'? known: fp8, int8\n")
 
 
 def test_speed_of_requests_counts_everything_decoded(model):
@@ -163,6 +222,7 @@ def test_the_step_command_prints_a_table_and_json(capsys, tmp_path):
     assert "GB/s" in out
     assert "TFLOP/s" in out
     assert "…" not in out
+    assert "weights, " not in out
     assert [word in out for word in ("whole canvas", "refresh", "block and suffix", "block only")] == [True] * 4
     assert run([*arguments, "--json", "--cache", "dual", "--set", "passes=4"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -171,6 +231,11 @@ def test_the_step_command_prints_a_table_and_json(capsys, tmp_path):
     assert lines[1]["policy"] == {"name": "fixed", "tokens_per_pass": 1, "passes": 4, "schedule": "even"}
     assert lines[1]["ratio"] == pytest.approx(lines[1]["ms"] / lines[1]["floor_ms"])
     assert {"model", "device", "device_name", "dtype", "threads", "copy_gb_per_s", "torch", "seed"} <= set(lines[0])
+    assert lines[0]["quantized"] is None
+    assert run([*arguments, "--cache", "dual", "--quantize", "fp8"]) == 0
+    assert "float32, fp8 weights, " in capsys.readouterr().out
+    assert run([*arguments, "--cache", "dual", "--quantize", "fp8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["quantized"] == "fp8"
 
 
 def test_the_generate_command_prints_a_table_and_json(capsys):
@@ -181,6 +246,13 @@ def test_the_generate_command_prints_a_table_and_json(capsys):
     assert "toy: " in out
     assert "tokens/s" in out
     assert "unknown" in out
+    assert "refresh" not in out
+    for refreshes in (["blocks:2"], ["block", "blocks:2"]):
+        assert run([*arguments, *(word for refresh in refreshes for word in ("--refresh", refresh))]) == 0
+        heading, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()][1:]
+        assert heading[:5] == ["prompt", "batch", "cache", "refresh", "passes"]
+        sizes = [(prompt, "1", "dual", refresh) for prompt in ("8", "9") for refresh in refreshes]
+        assert [tuple(row[:4]) for row in rows] == sizes
     assert run([*arguments, "--json", "--batch", "2", "--policy", "mean_field", "--refresh", "blocks:2"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["prompt_tokens"] for line in lines] == [8, 9]

@@ -5,7 +5,7 @@ import torch
 from doubles import Scripted, Watched, tiny_config
 
 from unmask import policies
-from unmask.cache.kv import KVCache
+from unmask.cache.kv import KVCache, StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.models.random_weights import random_model
@@ -65,7 +65,7 @@ def test_with_one_block_the_prefix_cache_changes_nothing(policy):
     # Keys and values of the prompt are those of the first pass, in which the answer was all masks.
     assert plain[0].tokens[:3] == cached[0].tokens[:3]
     fresh = model.predict(torch.tensor([plain[0].tokens])).logits
-    cache = KVCache()
+    cache = KVCache.new(1, 15)
     model.predict(torch.tensor([plain[0].tokens]), cache=cache)
     queries = torch.arange(3, 15)[None]
     again = model.predict(torch.tensor([plain[0].tokens]), cache=cache, queries=queries, at=queries).logits
@@ -126,16 +126,57 @@ def test_guidance_keeps_a_cache_of_its_own():
     assert plain[0].tokens == cached[0].tokens
 
 
-def test_a_view_of_some_rows_reads_and_writes_only_those():
-    cache = KVCache()
-    cache.fill(0, torch.zeros(3, 1, 4, 2), torch.zeros(3, 1, 4, 2))
-    rows = torch.tensor([0, 2])
-    fresh = torch.ones(2, 1, 2, 2)
-    keys, _ = cache.only(rows).splice(0, fresh, 2 * fresh, torch.tensor([[0, 1], [2, 3]]))
-    assert keys[:, 0, :, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
-    keys, values = cache.splice(0, torch.zeros(3, 1, 1, 2), torch.zeros(3, 1, 1, 2), torch.tensor([[0]] * 3))
-    assert keys[:, 0, :, 0].tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]]
-    assert values[0, 0, 1, 0] == 2
-    cache.keep(torch.tensor([2]))
-    keys, _ = cache.splice(0, torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), torch.tensor([[0]]))
-    assert keys[:, 0, :, 0].tolist() == [[0, 0, 1, 1]]
+def test_rows_keep_their_places_when_others_leave():
+    model = random_model(tiny_config("llada"), std=0.4)
+    tokens = torch.randint(0, 59, (3, 12), generator=torch.Generator().manual_seed(0))
+    queries = torch.arange(4, 8).expand(3, -1)
+    with torch.no_grad():
+        cache = KVCache.new(3, 16)
+        model.predict(tokens, cache=cache)
+        whole = model.predict(tokens, cache=cache, queries=queries).logits
+        rows = torch.tensor([2, 0])
+        some = model.predict(tokens[rows], cache=cache.only(rows), queries=queries[rows]).logits
+        last = model.predict(tokens[:1], cache=cache.only(rows).only(torch.tensor([1])), queries=queries[:1]).logits
+    torch.testing.assert_close(some, whole[rows], atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(last, whole[:1], atol=1e-5, rtol=0.0)
+
+
+def test_recomputing_some_rows_leaves_the_others_alone():
+    model = random_model(tiny_config("llada"), std=0.4)
+    tokens = torch.randint(0, 59, (3, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        cache = KVCache.new(3, 12)
+        model.predict(tokens, cache=cache)
+        before = [keys.clone() for keys, _ in cache.storage.layers]
+        model.predict(tokens[1:2] + 1, cache=cache.only(torch.tensor([1])), queries=torch.arange(3, 6)[None])
+    for (keys, _), old in zip(cache.storage.layers, before, strict=True):
+        changed = (keys != old).any(-1).any(1)
+        assert changed.tolist() == [[False] * 12, [3 <= position < 6 for position in range(12)], [False] * 12]
+
+
+def test_storage_is_used_again_by_who_comes_next_and_by_one_at_a_time():
+    pool = StoragePool()
+    first = pool.borrow(2, 100)
+    assert (first.rows, first.length) == (2, 256)
+    second = pool.borrow(1, 100)
+    assert second is not first
+    pool.give_back(first)
+    assert pool.borrow(1, 256) is first
+    pool.give_back(first)
+    pool.give_back(second)
+    assert pool.borrow(1, 10) is second  # the smallest that is large enough
+    larger = pool.borrow(4, 300)
+    assert (larger.rows, larger.length) == (4, 512)
+    assert pool.borrow(2, 100) is not first  # the larger one has taken its place
+
+
+def test_a_generation_gives_its_storage_back_also_when_nobody_hears_it_out():
+    model = random_model(tiny_config("llada"), std=0.4)
+    pool = StoragePool()
+    canvas = Canvas.continuing([3, 1], 8, mask_id=model.spec.mask_id, block_size=4)
+    events = decode(model, [canvas], policies.get("fixed"), Settings(cache="dual"), pool=pool)
+    next(events)
+    used = pool.borrow(1, 10)
+    assert not used.layers
+    events.close()
+    assert pool.borrow(1, 10).layers

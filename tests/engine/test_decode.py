@@ -1,6 +1,6 @@
 import pytest
 import torch
-from doubles import Scripted, tiny_config
+from doubles import Scripted, Watched, tiny_config
 
 from unmask import policies
 from unmask.engine.canvas import Canvas
@@ -206,6 +206,58 @@ def test_a_batch_of_ragged_prompts_gives_what_each_gives_alone(family, name, tem
         [alone], _ = run(model, policy, [prompt], max_tokens=13, block_size=5, settings=settings)
         assert canvas.tokens == alone.tokens
         assert canvas.step_map == alone.step_map
+
+
+CACHED = [
+    (family, name, cache, refresh)
+    for family, name in (("llada", "mean_field"), ("dream", "fixed"))
+    for cache in ("prefix", "dual")
+    for refresh in ("block", "blocks:2", "drift:0.05")
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "cache", "refresh"),
+    [*CACHED, *((family, name, "none", "block") for family, name in (("llada", "wino"), ("dream", "mean_field")))],
+)
+def test_a_pass_begun_before_the_last_one_was_looked_at_changes_nothing(family, name, cache, refresh, monkeypatch):
+    """As on a device that works on its own."""
+    settings = Settings(cache=cache, refresh=refresh, early_stop=True)
+    options = {"max_tokens": 13, "block_size": 5, "settings": settings, "ended": lambda canvas: 7 in canvas.tokens}
+    model = Watched(random_model(tiny_config(family), std=0.4))
+    expected, events = run(model, name, PROMPTS, **options)
+    computed = list(model.computed)
+    model.computed.clear()
+    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
+    assert run(model, name, PROMPTS, **options) == (expected, events)
+    assert model.computed == computed
+
+
+PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]
+
+
+def test_policies_that_can_be_captured_are_known():
+    assert PURE == ["eb", "entropy", "factor", "fixed", "local_leap", "margin", "mean_field", "threshold"]
+    assert not policies.is_pure(policies.get("fixed", schedule="dream"))
+    assert policies.is_pure(policies.get("fixed", schedule="dream", passes=3))
+
+
+@pytest.mark.parametrize("name", PURE)
+@pytest.mark.parametrize(("family", "cache", "refresh"), [("llada", "none", "block"), ("dream", "dual", "drift:0.05")])
+def test_decisions_as_a_function_of_tensors_are_the_same(family, cache, refresh, name, monkeypatch):
+    """As they are captured on a CUDA device."""
+    model, kinds = random_model(tiny_config(family), std=0.4), []
+    options = {"max_tokens": 13, "block_size": 5, "settings": Settings(cache=cache, refresh=refresh)}
+    expected = run(model, name, PROMPTS, **options)
+
+    def decide(self, kind, run, *inputs):
+        kinds.append(kind)
+        return run(*inputs)
+
+    monkeypatch.setattr("unmask.engine.decisions.Decisions.serve", lambda self, logits: True)
+    monkeypatch.setattr("unmask.engine.decisions.Decisions.__call__", decide)
+    assert run(model, name, PROMPTS, **options) == expected
+    assert kinds
 
 
 @pytest.mark.parametrize("name", ["mean_field", "random"])

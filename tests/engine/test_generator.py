@@ -263,6 +263,13 @@ def test_a_generator_says_what_it_is(toy):
     assert repr(toy) == "<unmask.Generator: toy on cpu, torch.float32>"
 
 
+def test_quantised_weights_are_told_by_generator_and_trace_and_only_they(toy):
+    tiny = unmask.load("tiny", device="cpu", quantize="int8")
+    assert repr(tiny) == "<unmask.Generator: tiny on cpu, torch.float32, int8 weights>"
+    assert tiny.generate("Countdown: 3,4,5,12", max_tokens=2, trace=True).trace.header["quantize"] == "int8"
+    assert "quantize" not in toy.generate("x", max_tokens=2, trace=True).trace.header
+
+
 def test_logits_of_forward_may_be_written_to(toy):
     logits = toy.forward([1, 2])
     logits[..., toy.spec.mask_id] = -torch.inf

@@ -188,12 +188,12 @@ def test_a_shifted_head_predicts_positions_zero_and_one_from_the_same_state(drea
 
 def test_filling_a_cache_changes_no_logits(model: Transformer) -> None:
     tokens = canvas(2, 10)
-    assert torch.equal(model.predict(tokens, cache=KVCache()).logits, model.predict(tokens).logits)
+    assert torch.equal(model.predict(tokens, cache=KVCache.new(2, 10)).logits, model.predict(tokens).logits)
 
 
 def test_recomputing_every_position_equals_a_pass_without_cache(model: Transformer) -> None:
     tokens, changed = canvas(2, 10), canvas(2, 10, seed=1)
-    cache = KVCache()
+    cache = KVCache.new(2, 16)  # longer than need be
     model.predict(tokens, cache=cache)
     everything = torch.arange(10).expand(2, -1)
     again = model.predict(changed, cache=cache, queries=everything).logits
@@ -201,7 +201,7 @@ def test_recomputing_every_position_equals_a_pass_without_cache(model: Transform
 
 
 def test_a_slice_of_unchanged_tokens_equals_the_full_pass(llada: Transformer) -> None:
-    tokens, cache = canvas(2, 12), KVCache()
+    tokens, cache = canvas(2, 12), KVCache.new(2, 12)
     full = llada.predict(tokens, cache=cache).logits
     queries = torch.tensor([[4, 5, 6, 7, 8], [2, 3, 4, 4, 4]])  # the second row is padded with its last position
     at = torch.tensor([[5, 8], [2, 4]])
@@ -210,7 +210,7 @@ def test_a_slice_of_unchanged_tokens_equals_the_full_pass(llada: Transformer) ->
 
 
 def test_a_shifted_slice_repeats_its_first_row(dream: Transformer) -> None:
-    tokens, cache = canvas(1, 12), KVCache()
+    tokens, cache = canvas(1, 12), KVCache.new(1, 12)
     full = dream.predict(tokens, cache=cache).logits
     part = dream.predict(
         tokens, cache=cache, queries=torch.tensor([[4, 5, 6, 7]]), at=torch.tensor([[4, 5, 6, 7]])
@@ -220,7 +220,7 @@ def test_a_shifted_slice_repeats_its_first_row(dream: Transformer) -> None:
 
 
 def test_changed_tokens_of_a_slice_are_seen_by_the_slice_alone(llada: Transformer) -> None:
-    tokens, cache = canvas(1, 12), KVCache()
+    tokens, cache = canvas(1, 12), KVCache.new(1, 12)
     llada.predict(tokens, cache=cache)
     tokens[:, 6] = 1
     queries = torch.arange(4, 8)[None]
@@ -232,7 +232,7 @@ def test_changed_tokens_of_a_slice_are_seen_by_the_slice_alone(llada: Transforme
 
 
 def test_a_cache_works_on_ragged_batches(model: Transformer) -> None:
-    tokens, lengths, cache = canvas(2, 14), torch.tensor([14, 9]), KVCache()
+    tokens, lengths, cache = canvas(2, 14), torch.tensor([14, 9]), KVCache.new(2, 14)
     full = model.predict(tokens, lengths=lengths, cache=cache).logits
     queries = torch.stack([torch.arange(5, 9), torch.arange(4, 8)])
     part = model.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries).logits
@@ -334,11 +334,11 @@ def test_canvases_may_grow_beyond_the_positions_seen_so_far(llada: Transformer) 
     ("options", "message"),
     [
         (
-            {"cache": KVCache(), "attention_layers": range(1)},
+            {"cache": KVCache.new(1, 4), "attention_layers": range(1)},
             "attention maps need the whole canvas: they cannot be had with a cache",
         ),
         (
-            {"cache": KVCache(), "shadow": torch.tensor([[1]])},
+            {"cache": KVCache.new(1, 4), "shadow": torch.tensor([[1]])},
             "shadow predictions need the whole canvas: they cannot be had with a cache",
         ),
         ({"queries": torch.tensor([[1]])}, "queries need a cache that a full pass has filled"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ def folder(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def never_waiting() -> Iterator[Any]:
     def start() -> None:
-        torch.cuda.set_sync_debug_mode("error")
+        # torch warns that this mode is young.
+        with warnings.catch_warnings(action="ignore"):
+            torch.cuda.set_sync_debug_mode("error")
 
     yield start
     torch.cuda.set_sync_debug_mode("default")
@@ -53,7 +56,7 @@ def test_the_checkpoints_dtype_is_the_default(folder: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_pass_never_waits_for_the_device(folder: Path, never_waiting: Any, dtype: str) -> None:
     model = load_model(folder, device="cuda", dtype=dtype).model
-    tokens, lengths, cache = TOKENS.cuda(), LENGTHS.cuda(), KVCache()
+    tokens, lengths, cache = TOKENS.cuda(), LENGTHS.cuda(), KVCache.new(2, 20, "cuda")
     block = torch.arange(4, 8, device="cuda").expand(2, -1)
     shadow = None if model.spec.shifted else block
     model.predict(tokens)  # the rotary table is made here

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from unmask.rules import mean_field_commit
-from unmask.rules.triton_rule import Tiles, commit_by_kernels, kernels_take
+from unmask.rules.triton_rule import Tiles, commit_by_kernels, kernels_take, settled_size
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # So small that a few hundred tokens are several pieces, chunks and steps.
-SMALL = Tiles(piece=128, chunk=128, width=64, tile=64)
+SMALL = Tiles(piece=128, steps=2, last=64)
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +223,19 @@ def test_the_most_that_can_be_open_changes_nothing(kernels, open_at_most):
     check(kernels, logits, masked, open_at_most=open_at_most)
 
 
+def test_few_open_positions_among_many(kernels):
+    logits, masked = draw(1, 70, 20), torch.zeros(1, 70, dtype=torch.bool)
+    masked[0, [3, 40, 64, 69]] = True
+    check(kernels, logits, masked, open_at_most=5)
+
+
+@pytest.mark.parametrize(("k", "sizes"), [(1, [1]), (20, [32]), (64, [64]), (128, [32, 128]), (300, [32, 128, 512])])
+def test_fewer_open_positions_hardly_ever_need_another_kernel(k, sizes):
+    found = {m: settled_size(m, k) for m in range(1, k + 1)}
+    assert sorted(set(found.values())) == sizes
+    assert all(m <= size for m, size in found.items())
+
+
 def test_positions_beyond_the_most_that_can_be_open_count_as_closed(kernels):
     logits, masked = draw(1, 9, 40), torch.arange(9)[None] > 2
     first = masked & (torch.arange(9) < 7)
@@ -248,13 +261,13 @@ def test_they_compile_for_a_device_that_is_not_there(tmp_path):
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 10
+    assert len(done.stdout.splitlines()) == 42
 
 
-def test_the_plain_rule_decides_unless_asked_for_kernels(monkeypatch):
+def test_kernels_decide_on_a_cuda_device_unless_they_cannot_or_are_turned_off(monkeypatch):
     logits = draw(1, 4, 8)
     asked = {"interaction": "jsd", "vocabulary": None, "diagnostics": False}
-    monkeypatch.setenv("UNMASK_KERNELS", "1")
+    monkeypatch.delenv("UNMASK_KERNELS", raising=False)
     assert not kernels_take(logits, **asked)  # on a CPU never
     logits = torch.empty(1, 4, 8, device="meta")
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta"))
@@ -263,5 +276,6 @@ def test_the_plain_rule_decides_unless_asked_for_kernels(monkeypatch):
         assert not kernels_take(logits, **asked | other)
     assert not kernels_take(logits.double(), **asked)
     assert not kernels_take(logits[:0], **asked)
-    monkeypatch.delenv("UNMASK_KERNELS")
+    assert not kernels_take(torch.empty(1, 5000, 1, device="meta"), **asked)
+    monkeypatch.setenv("UNMASK_KERNELS", "0")
     assert not kernels_take(logits, **asked)

@@ -1,6 +1,7 @@
 """The kernels of the rule on a CUDA device, at the sizes of real models, against the plain rule."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -17,10 +18,9 @@ FIELDS = ("commit", "score", "intensity", "margin", "overlap")
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def kernels():
     """The rule, by the kernels."""
     pytest.importorskip("triton")
-    monkeypatch.setenv("UNMASK_KERNELS", "1")
 
     def decide(logits, masked, **options):
         assert kernels_take(logits, interaction="jsd", vocabulary=None, diagnostics=False)
@@ -31,7 +31,12 @@ def kernels(monkeypatch):
 
 @pytest.fixture
 def never_waiting():
-    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    def start():
+        # torch warns that this mode is young.
+        with warnings.catch_warnings(action="ignore"):
+            torch.cuda.set_sync_debug_mode("error")
+
+    yield start
     torch.cuda.set_sync_debug_mode("default")
 
 
@@ -146,6 +151,24 @@ def test_it_never_waits_for_the_device(kernels, never_waiting, open_at_most):
     torch.cuda.set_sync_debug_mode("default")
     assert same(first, again)
     check(first, plain(logits, masked))
+
+
+def test_fewer_open_positions_compile_nothing_new(kernels):
+    from unmask.rules import triton_kernels
+
+    def compiled():
+        names = ("piece_figures", "row_figures", "pair_sums", "pair_overlaps", "settle")
+        caches = [getattr(triton_kernels, name).device_caches[torch.cuda.current_device()] for name in names]
+        return [len(cache[0]) for cache in caches]
+
+    logits, masked = draw(1, 32, 10_000), torch.ones(1, 32, dtype=torch.bool, device="cuda")
+    kernels(logits, masked, open_at_most=32)
+    before = compiled()
+    assert all(before)
+    for open_at_most in (31, 16, 5, 1):
+        masked[:, open_at_most:] = False
+        check(kernels(logits, masked, open_at_most=open_at_most), plain(logits, masked))
+    assert compiled() == before
 
 
 @pytest.mark.parametrize("b", [1, 8])

@@ -17,6 +17,7 @@ from unmask.bench.passes import events_of, floor_of, run_passes
 from unmask.bench.roofline import Ceilings
 from unmask.bench.subject import Subject, ceilings_of
 from unmask.bench.workload import Request, Workload
+from unmask.cache.kv import StoragePool
 from unmask.models.base import MaskedLM
 from unmask.policies import remasks
 
@@ -83,9 +84,10 @@ def bench_generate(
 
 
 def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, ceilings: Ceilings) -> GenerateTiming:
-    runs = [_run(model, request) for _ in range(repeats + 1)][1:]
+    pool = StoragePool()
+    runs = [_run(model, request, pool) for _ in range(repeats + 1)][1:]
     seconds = [whole for whole, _ in runs]
-    passes = list(run_passes(model, request, clocked=True))
+    passes = list(run_passes(model, request, pool, clocked=True))
     floors = [floor.seconds for found in passes if (floor := floor_of(model, found, ceilings)) is not None]
     return GenerateTiming(
         subject=subject,
@@ -103,13 +105,13 @@ def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, 
     )
 
 
-def _run(model: MaskedLM, request: Request) -> tuple[float, float]:
+def _run(model: MaskedLM, request: Request, pool: StoragePool) -> tuple[float, float]:
     """Seconds until the end, and until every row has committed the beginning of its text."""
     canvases = request.canvases(model.spec)
     waiting, first = set(range(len(canvases))), 0.0
     whole_blocks = remasks(request.policy)
     began = now(model.device)
-    for event in events_of(model, canvases, request):
+    for event in events_of(model, canvases, request, pool):
         if event.row in waiting and canvases[event.row].prefix(whole_blocks=whole_blocks):
             waiting.discard(event.row)
             # Its tokens have been read by the host: there is nothing to wait for.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,25 @@ def median_ms(call: Callable[[], Any], *, repeats: int, device: torch.device) ->
         call()
         seconds.append(now(device) - began)
     return 1000.0 * statistics.median(seconds[1:])
+
+
+def replayed_ms(calls: Sequence[Callable[[], Any]], *, repeats: int, device: torch.device) -> float:
+    """Median time of one of these calls on a CUDA device, which replays them all from a graph: the host has no part."""
+    with torch.cuda.device(device):
+        for call in calls:
+            call()  # what it compiles or sets up must not be captured
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        return median_ms(graph.replay, repeats=repeats, device=device) / len(calls)
+
+
+def copies_beyond_cache(tensor: torch.Tensor) -> int:
+    """How many copies of a CUDA tensor it takes to find none in the L2 cache, read in turn; at most 256."""
+    cache = torch.cuda.get_device_properties(tensor.device).L2_cache_size
+    return min(1 + math.ceil(2 * cache / tensor.nbytes), 256)
 
 
 def now(device: torch.device) -> float:

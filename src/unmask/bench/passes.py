@@ -5,6 +5,7 @@ A pass is everything from one look at the canvas to the next: forward, proposal,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,10 +14,12 @@ import torch
 from unmask.bench.measure import now
 from unmask.bench.roofline import Call, Ceilings, Floor, floor
 from unmask.bench.workload import Request
+from unmask.cache.kv import StoragePool
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
 from unmask.engine.clock import Clock
 from unmask.engine.decode import decode
+from unmask.engine.request import quantization_of
 from unmask.errors import OutOfMemory
 from unmask.models.base import MaskedLM
 from unmask.models.transformer import Transformer
@@ -46,33 +49,37 @@ class Pass:
 
 
 def events_of(
-    model: MaskedLM, canvases: list[Canvas], request: Request, clock: Clock | None = None
+    model: MaskedLM, canvases: list[Canvas], request: Request, pool: StoragePool, clock: Clock | None = None
 ) -> Iterator[StepEvent]:
-    """What the engine's loop tells while it fills the canvases."""
+    """What the engine's loop tells while it fills the canvases; what it captures stays in `pool` for the next time."""
     try:
-        yield from decode(model, canvases, request.policy, request.settings, clock=clock)
+        yield from decode(model, canvases, request.policy, request.settings, clock=clock, pool=pool)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory("the device ran out of memory while decoding; use a smaller batch or fewer tokens") from error
 
 
-def run_passes(model: MaskedLM, request: Request, *, clocked: bool) -> Iterator[Pass]:
+def run_passes(model: MaskedLM, request: Request, pool: StoragePool, *, clocked: bool) -> Iterator[Pass]:
     """Decode, and tell of every pass when it is over; the first includes setting up the loop."""
     canvases = request.canvases(model.spec)
     clock = Clock(model.device, len(canvases))
-    events = events_of(model, canvases, request, clock if clocked else None)
+    events = events_of(model, canvases, request, pool, clock if clocked else None)
+    # The loop tells of a pass when the host has read its tokens. By then the next one may be under way on the device:
+    # to wait for that, too, would count it twice.
+    ended = now(model.device)
     while live := [canvas for canvas in canvases if not canvas.finished]:
         blocks = frozenset(canvas.block_index for canvas in live)
         kind, calls = _size_of(live, request.settings, shifted=model.spec.shifted)
         model_s, policy_s = sum(clock.model), sum(clock.policy)
-        began = now(model.device)
+        began = ended
         for _ in live:
             next(events)
+        ended = time.perf_counter()
         yield Pass(
             kind=kind,
             blocks=blocks,
             ahead=min(canvas.block_index for canvas in canvases),
             calls=calls,
-            seconds=now(model.device) - began,
+            seconds=ended - began,
             model_s=sum(clock.model) - model_s,
             policy_s=sum(clock.policy) - policy_s,
         )
@@ -94,7 +101,8 @@ def floor_of(model: MaskedLM, found: Pass, ceilings: Ceilings) -> Floor | None:
     """
     if not isinstance(model, Transformer):
         return None
-    return floor(model.shape, found.calls, model.dtype.itemsize, ceilings)
+    quantized = quantization_of(model) is not None
+    return floor(model.shape, found.calls, model.dtype.itemsize, ceilings, quantized=quantized)
 
 
 def _size_of(live: list[Canvas], settings: Settings, *, shifted: bool) -> tuple[str, tuple[Call, ...]]:
@@ -107,7 +115,10 @@ def _size_of(live: list[Canvas], settings: Settings, *, shifted: bool) -> tuple[
     if whole:
         calls.append(Call(rows=whole, positions=length, keys=length, predicted=widest))
     if partial:
-        spans = [reuse.recomputed_span(canvas, settings, shifted=shifted) for canvas in partial]
+        spans = [
+            reuse.recomputed_span(canvas, settings, shifted=shifted, begins=canvas.block_step == 0)
+            for canvas in partial
+        ]
         positions = max(end - start for start, end in spans)
         calls.append(Call(rows=len(partial), positions=positions, keys=length, predicted=widest))
     if whole and partial:

@@ -15,6 +15,7 @@ from unmask.bench.passes import KINDS, REFRESH, Pass, floor_of, run_passes, watc
 from unmask.bench.roofline import Ceilings
 from unmask.bench.subject import Subject, ceilings_of
 from unmask.bench.workload import Request, Workload
+from unmask.cache.kv import StoragePool
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM
 
@@ -59,8 +60,8 @@ def bench_step(
     if workload.max_tokens < 2 * workload.block_size:
         short = f"max_tokens={workload.max_tokens} is less than two blocks of {workload.block_size}"
         raise UnmaskError(f"steps are measured in the second block, but {short}")
-    if workload.refresh != "block":
-        raise UnmaskError(f"steps are measured with refresh='block', got {workload.refresh!r}")
+    if others := [refresh for refresh in workload.refreshes if refresh != "block"]:
+        raise UnmaskError(f"steps are measured with refresh='block', got {others[0]!r}")
     requests = workload.requests(model)
     ceilings = ceilings or ceilings_of(model)
     subject = Subject.of(model, ceilings)
@@ -78,8 +79,9 @@ def bench_step(
 def _measure(
     model: MaskedLM, request: Request, repeats: int, subject: Subject, ceilings: Ceilings
 ) -> Iterator[StepTiming]:
-    _second_block(model, request, clocked=False)
-    runs = [_second_block(model, request, clocked=clocked) for clocked in watched_runs(model.device, repeats)]
+    pool = StoragePool()
+    _second_block(model, request, pool, clocked=False)
+    runs = [_second_block(model, request, pool, clocked=clocked) for clocked in watched_runs(model.device, repeats)]
     whole = [found for run in runs[:repeats] for found in run]
     split = [found for run in runs[-repeats:] for found in run]
     for kind in (REFRESH, KINDS[request.cache]):
@@ -106,9 +108,9 @@ def _measure(
         )
 
 
-def _second_block(model: MaskedLM, request: Request, *, clocked: bool) -> list[Pass]:
+def _second_block(model: MaskedLM, request: Request, pool: StoragePool, *, clocked: bool) -> list[Pass]:
     passes = []
-    for found in run_passes(model, request, clocked=clocked):
+    for found in run_passes(model, request, pool, clocked=clocked):
         if found.blocks == {_BLOCK}:
             passes.append(found)
         if found.ahead > _BLOCK:

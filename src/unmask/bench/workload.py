@@ -1,4 +1,4 @@
-"""What is decoded in a measurement: random prompts of given lengths, in every combination of batch and cache.
+"""What is decoded in a measurement: random prompts of given lengths, in every combination of batch, cache and refresh.
 
 What the rows say is of no interest, so that a checkpoint is needed no more than its shape.
 """
@@ -65,7 +65,8 @@ class Request:
         return [Canvas.continuing(prompt, self.max_tokens, **sizes) for prompt in ids.tolist()]
 
     def in_words(self) -> str:
-        return f"prompt {self.prompt_tokens}, batch {self.batch}, cache {self.cache}"
+        refresh = "" if self.refresh == "block" else f", refresh {self.refresh}"
+        return f"prompt {self.prompt_tokens}, batch {self.batch}, cache {self.cache}{refresh}"
 
     def to_dict(self) -> dict[str, Any]:
         names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
@@ -80,7 +81,7 @@ class Workload:
     prompt_tokens: Sequence[int] = (256,)
     batches: Sequence[int] = (1,)
     caches: Sequence[str] = CACHES
-    refresh: str = "block"
+    refreshes: Sequence[str] = ("block",)
     max_tokens: int = 256
     block_size: int = 32
     repeats: int = 3
@@ -107,12 +108,13 @@ class Workload:
                 block_size=self.block_size,
                 batch=batch,
                 cache=cache,
-                refresh=self.refresh,
+                refresh=refresh,
                 seed=self.seed,
             )
             for prompt in self.prompt_tokens
             for batch in self.batches
             for cache in self.caches
+            for refresh in self.refreshes
         ]
 
 

@@ -2,58 +2,82 @@
 
 Knows nothing of blocks or policies: the engine says which positions to recompute (engine/reuse.py). Keys are stored
 after the rotary embedding, which is the same as before it, since a position never moves, and spares a rotation per
-pass.
+pass. A row keeps its place from its first pass to its last, and storage is used again by later generations: what was
+captured in a CUDA graph must stay where it was.
 """
 
 from __future__ import annotations
 
+from threading import Lock
+from typing import TypeAlias
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+_POSITIONS = 256  # storage grows by so many: one for canvases of like length
+
+Layer: TypeAlias = tuple[Float[Tensor, "places g length d"], Float[Tensor, "places g length d"]]
+
+
+class Storage:
+    """Room for the keys and values of some rows of limited length; takes the shape of the model that first uses it."""
+
+    def __init__(self, *, rows: int, length: int) -> None:
+        self.rows, self.length = rows, length
+        self.layers: list[Layer] = []
+
+    def allocate(self, *, n_layers: int, heads: int, width: int, like: Tensor) -> None:
+        """Make room, if that has not been done."""
+        # It outlives this call, so it must not be born as inference tensors, which nobody else may write to.
+        with torch.inference_mode(False):
+            for _ in range(n_layers - len(self.layers)):
+                keys, values = (like.new_empty(self.rows, heads, self.length, width) for _ in range(2))
+                self.layers.append((keys, values))
+
 
 class KVCache:
-    """One layer after another: keys and values (b, heads, n, d) of every position of every row."""
+    """The rows of a batch in a storage."""
+
+    def __init__(self, storage: Storage, places: Int[Tensor, " b"], *, in_order: bool) -> None:
+        self.storage = storage
+        self.places = places  # where each row of the batch lies
+        self.in_order = in_order  # row i lies in place i
+
+    @classmethod
+    def over(cls, storage: Storage, rows: int, device: torch.device) -> KVCache:
+        """For a new batch of that many rows."""
+        return cls(storage, torch.arange(rows, device=device), in_order=True)
+
+    @classmethod
+    def new(cls, rows: int, length: int, device: torch.device | str = "cpu") -> KVCache:
+        """In a storage of its own."""
+        return cls.over(Storage(rows=rows, length=length), rows, torch.device(device))
+
+    def only(self, rows: Int[Tensor, " r"]) -> KVCache:
+        """Some of the rows."""
+        return KVCache(self.storage, self.places[rows], in_order=False)
+
+
+class StoragePool:
+    """Lends storage to generations, one at a time each."""
 
     def __init__(self) -> None:
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self._rows: Tensor | None = None
+        self._free: list[Storage] = []
+        self._lock = Lock()
 
-    def only(self, rows: Int[Tensor, " r"] | None) -> KVCache:
-        """The same storage, seen through some of its rows; None: all of them."""
-        view = KVCache()
-        view._keys, view._values, view._rows = self._keys, self._values, rows
-        return view
+    def borrow(self, rows: int, length: int) -> Storage:
+        """The smallest that is free and large enough; if there is none, a new one instead of the smaller ones."""
+        with self._lock:
+            fitting = [found for found in self._free if found.rows >= rows and found.length >= length]
+            if fitting:
+                chosen = min(fitting, key=lambda found: found.rows * found.length)
+                self._free.remove(chosen)
+                return chosen
+            length = -(-length // _POSITIONS) * _POSITIONS
+            self._free = [found for found in self._free if found.rows > rows or found.length > length]
+            return Storage(rows=rows, length=length)
 
-    def fill(self, layer: int, keys: Float[Tensor, "b h n d"], values: Float[Tensor, "b h n d"]) -> None:
-        """Keep what a full pass computed."""
-        if layer == len(self._keys):
-            self._keys.append(keys)
-            self._values.append(values)
-        elif self._rows is None:
-            self._keys[layer], self._values[layer] = keys, values
-        else:
-            self._keys[layer][self._rows], self._values[layer][self._rows] = keys, values
-
-    def splice(
-        self,
-        layer: int,
-        keys: Float[Tensor, "b h q d"],
-        values: Float[Tensor, "b h q d"],
-        positions: Int[Tensor, "b q"],
-    ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n d"]]:
-        """Write fresh keys and values over `positions` and return those of the whole canvas."""
-        index = positions[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
-        if self._rows is None:
-            self._keys[layer].scatter_(2, index, keys)
-            self._values[layer].scatter_(2, index, values)
-            return self._keys[layer], self._values[layer]
-        whole_keys = self._keys[layer][self._rows].scatter(2, index, keys)
-        whole_values = self._values[layer][self._rows].scatter(2, index, values)
-        self._keys[layer][self._rows], self._values[layer][self._rows] = whole_keys, whole_values
-        return whole_keys, whole_values
-
-    def keep(self, rows: Int[Tensor, " r"]) -> None:
-        """Drop every row but these."""
-        self._keys[:] = [keys[rows] for keys in self._keys]
-        self._values[:] = [values[rows] for values in self._values]
+    def give_back(self, storage: Storage) -> None:
+        with self._lock:
+            self._free.append(storage)

@@ -24,6 +24,7 @@ class Canvas:
     passes: int = field(init=False, default=0)
     block_index: int = field(init=False, default=0)
     block_step: int = field(init=False, default=0)  # passes already spent on the current block
+    stale: bool = field(init=False, default=True)  # what a cache holds of it is missing, or has drifted too far
 
     def __post_init__(self) -> None:
         self.holes = tuple(position for position, token in enumerate(self.tokens) if token == self.mask_id)

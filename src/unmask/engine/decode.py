@@ -14,16 +14,18 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from unmask.cache.kv import StoragePool
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
 from unmask.engine.clock import Clock
+from unmask.engine.decisions import Decisions
 from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
 from unmask.engine.window import Window
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.models.base import MaskedLM
-from unmask.policies import Policy, name_of, needs_of, remasks, with_progress
+from unmask.models.base import MaskedLM, Prediction
+from unmask.policies import Policy, is_pure, name_of, needs_of, remasks, with_progress
 from unmask.settings import Settings
 from unmask.types import Commit, Decision, StepEvent
 
@@ -37,14 +39,29 @@ def decode(
     ended: Callable[[Canvas], bool] | None = None,
     detail: Detail | None = None,
     clock: Clock | None = None,
+    pool: StoragePool | None = None,
 ) -> Iterator[StepEvent]:
     """Fill the canvases in place; one event per forward pass and row.
 
     With `settings.early_stop`, a row for which `ended` is true after a completed block is filled up with end-of-text.
+    `pool` keeps the storage of caches, and what was captured on it, from one generation to the next.
     """
-    loop = _Loop(model, canvases, policy, settings, ended, detail, clock)
-    while loop.live:
-        yield from loop.step()
+    loop = _Loop(model, canvases, policy, settings, ended, detail, clock, pool or StoragePool())
+    try:
+        while loop.live:
+            yield from loop.step()
+    finally:
+        loop.forward.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """A forward pass that the device may still be at work on."""
+
+    window: Window
+    prediction: Prediction
+    drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: nobody asked
+    alone: Bool[Tensor, "b 1"] | None  # rows that must commit the first position of their block, and no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +83,7 @@ class _Loop:
         ended: Callable[[Canvas], bool] | None,
         detail: Detail | None,
         clock: Clock | None,
+        pool: StoragePool,
     ) -> None:
         check_compatible(policy, model, settings)
         needs = needs_of(policy)
@@ -74,9 +92,12 @@ class _Loop:
         self.canvases = canvases
         self.live = list(range(len(canvases)))
         self.state: Any = None
+        self.begun: _Begun | None = None
+        pure = is_pure(policy) and not needs and settings.temperature == 0.0 and not detail and not clock
+        self.decisions = Decisions.of(pool, model.spec, policy, settings) if pure else None
         self.idle = [0] * len(canvases)  # passes in a row that committed no more than they took back
         layers = policy.attention_layers(model.spec.n_layers) if "attention" in needs else None  # ty: ignore[missing-attribute]
-        self.forward = Forward(model, settings, needs=needs, attention_layers=layers)
+        self.forward = Forward(model, canvases, settings, pool, needs=needs, attention_layers=layers)
         self.observe = Observer(spec=model.spec, settings=settings, needs=needs)
         self.generators = [torch.Generator(model.device).manual_seed(canvas.seed) for canvas in canvases]
         length = max((len(canvas.tokens) for canvas in canvases), default=0)
@@ -87,72 +108,142 @@ class _Loop:
     @torch.inference_mode()
     def step(self) -> list[StepEvent]:
         """One forward pass over the live rows."""
-        window = Window.over([self.canvases[row] for row in self.live], self.tokens.device)
-        if self.clock:
-            self.clock.start()
-        prediction = self.forward(window, self.tokens, ~self.holes)
-        if self.clock:
-            self.clock.lap(self.clock.model, self.live)
+        begun, self.begun = self.begun or self._begin(self._window()), None
+        window = begun.window
+        if self.decisions is not None and self.decisions.serve(begun.prediction.logits):
+            read, figures = self._decide_by_graph(begun, self.decisions), None
+        else:
+            read, figures = self._decide(begun)
+        # A device that works on its own begins the next pass before anybody has looked at this one: at once where every
+        # row goes on in its block, which the read tells, else as soon as it is known where each goes on.
+        ahead = not self.clock and _works_on_its_own(self.tokens.device)
+        if ahead and all(goes_on for *_, goes_on in read):
+            self.begun = self._begin(window.next(), refresh=False)
+        events = [self._record(index, values, window) for index, values in enumerate(read)]
+        if figures:
+            events = [figures.attach(event, index) for index, event in enumerate(events)]
+        self._drop_finished()
+        if ahead and self.live and self.begun is None:
+            self.begun = self._begin(self._window())
+        return events
+
+    def _decide(self, begun: _Begun) -> tuple[list[list[int]], Figures | None]:
+        """Have the policy decide, write its commits, and read what the host must know of each row."""
+        window = begun.window
         generators = [self.generators[row] for row in self.live]
-        seen = self.observe(prediction, window, self.tokens, self.holes, generators)
+        most = max(canvas.open_in_block() for canvas in window.canvases)
+        seen = self.observe(begun.prediction, window, self.tokens, self.holes, generators, most)
         if self.clock:
             self.clock.start()
         decision, self.state = self.policy.select(seen.view, self.state)
         if self.clock:
             self.clock.lap(self.clock.policy, self.live)
-        outcome = self._settle(decision, seen, window)
-        events = self._write(outcome, decision, seen, window)
-        self._drop_finished()
-        return events
+        outcome = self._settle(decision, seen, begun)
+        self.tokens, read = self._written(outcome, decision, seen, begun, self.tokens)
+        figures = Figures(seen.view, decision, outcome.tokens, self.detail) if self.detail else None
+        return read.tolist(), figures
 
-    def _settle(self, decision: Decision, seen: Observation, window: Window) -> _Outcome:
+    def _decide_by_graph(self, begun: _Begun, decisions: Decisions) -> list[list[int]]:
+        """The same for a policy that is pure, at temperature 0: nothing but tensors goes in and comes out."""
+        window = begun.window
+        flags = [flag for flag in (begun.drifted, begun.alone) if flag is not None]
+
+        def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
+            holes, at, inside, length, *given = steady
+            frame = Window(canvases=[], spans=[], at=at, inside=inside, step=step, length=length)
+            drifted = None if begun.drifted is None else given[0]
+            alone = None if begun.alone is None else given[-1]
+            now = _Begun(window=frame, prediction=Prediction(logits=logits), drifted=drifted, alone=alone)
+            seen = self.observe(now.prediction, frame, tokens, holes, [], None)
+            decision, _ = self.policy.select(seen.view, None)
+            return self._written(self._settle(decision, seen, now), decision, seen, now, tokens)
+
+        inputs = (
+            begun.prediction.logits,
+            self.tokens,
+            window.step,
+            self.holes,
+            window.at,
+            window.inside,
+            window.length,
+        )
+        kind = (begun.drifted is None, begun.alone is None)
+        self.tokens, read = decisions(kind, decide, *inputs, *flags)
+        return read.tolist()
+
+    def _window(self) -> Window:
+        return Window.over([self.canvases[row] for row in self.live], self.tokens.device)
+
+    def _begin(self, window: Window, *, refresh: bool = True) -> _Begun:
+        """The forward pass of the live rows; without `refresh`, of rows that are known to need none."""
+        rows = None
+        if refresh:
+            shifted = self.spec.shifted
+            alone = [reuse.commits_first_only(canvas, self.settings, shifted=shifted) for canvas in window.canvases]
+            rows = torch.tensor(alone, device=self.tokens.device)[:, None] if any(alone) else None
+        if self.clock:
+            self.clock.start()
+        prediction, drifted = self.forward(window, self.tokens, self.holes, refresh=refresh)
+        if self.clock:
+            self.clock.lap(self.clock.model, self.live)
+        return _Begun(window=window, prediction=prediction, drifted=drifted, alone=rows)
+
+    def _settle(self, decision: Decision, seen: Observation, begun: _Begun) -> _Outcome:
         commit = with_progress(decision, seen.view.masked)
         tokens = seen.view.proposed if decision.tokens is None else decision.tokens
-        shifted = self.spec.shifted
-        alone = [reuse.commits_first_only(canvas, self.settings, shifted=shifted) for canvas in window.canvases]
-        if any(alone):
-            rows = torch.tensor(alone, device=commit.device)[:, None]
+        if begun.alone is not None:
             first = torch.arange(commit.shape[1], device=commit.device) == 0
-            commit = torch.where(rows, first, commit)
-            tokens = torch.where(rows, seen.logits.argmax(-1), tokens)
+            commit = torch.where(begun.alone, first, commit)
+            tokens = torch.where(begun.alone, seen.logits.argmax(-1), tokens)
         if not self.settings.suppress_mask_token:
             commit = commit & (tokens != self.spec.mask_id)
         remask = torch.zeros_like(commit) if decision.remask is None else decision.remask & seen.decoded
         return _Outcome(commit=commit, remask=remask, tokens=tokens)
 
-    def _write(self, outcome: _Outcome, decision: Decision, seen: Observation, window: Window) -> list[StepEvent]:
-        """Put the commits on the device's canvas and, with the one host read of the pass, on the host's."""
+    def _written(
+        self,
+        outcome: _Outcome,
+        decision: Decision,
+        seen: Observation,
+        begun: _Begun,
+        tokens: Int[Tensor, "b n"],
+    ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b facts"]]:
+        """The canvas after the commits; and what the host must know of each row, the one read of the pass."""
         commit, remask, before = outcome.commit, outcome.remask, seen.tokens
         after = torch.where(commit, outcome.tokens, before).masked_fill(remask, self.spec.mask_id)
         # Columns outside a narrow block repeat its last position, so changes are added to the canvas, not set.
-        self.tokens = self.tokens.scatter_add(1, window.at, torch.where(commit | remask, after - before, 0))
-        waits = torch.zeros_like(seen.broken) if decision.wait is None else decision.wait
-        flags = torch.stack([waits, seen.broken], dim=1)
-        read = torch.cat([after, commit, remask, flags], dim=1).tolist()
-        figures = Figures(seen.view, decision, outcome.tokens, self.detail) if self.detail else None
-        events = []
-        width = commit.shape[1]
-        for index, ((start, end), values) in enumerate(zip(window.spans, read, strict=True)):
-            columns = range(end - start)
-            committed = {start + c: values[c] for c in columns if values[width + c]}
-            remasked = tuple(start + c for c in columns if values[2 * width + c])
-            waiting, broken = values[-2:]
-            self._check(self.live[index], broken=broken, moved=bool(waiting) or len(committed) > len(remasked))
-            event = self._record(index, committed, remasked)
-            events.append(figures.attach(event, index) if figures else event)
-        return events
+        tokens = tokens.scatter_add(1, begun.window.at, torch.where(commit | remask, after - before, 0))
+        none = torch.zeros_like(seen.broken)
+        waits, drifted = (none if flag is None else flag for flag in (decision.wait, begun.drifted))
+        goes_on = (after == self.spec.mask_id).any(-1) & ~drifted
+        flags = torch.stack([waits, drifted, seen.broken, goes_on], dim=1)
+        return tokens, torch.cat([after, commit, remask, flags], dim=1)
 
-    def _record(self, index: int, committed: dict[int, int], remasked: tuple[int, ...]) -> StepEvent:
+    def _record(self, index: int, values: list[int], window: Window) -> StepEvent:
         """Note on the host's canvas what a pass did to one row, and say so."""
+        start, end = window.spans[index]
+        width, columns = window.at.shape[1], range(end - start)
+        committed = {start + c: values[c] for c in columns if values[width + c]}
+        remasked = tuple(start + c for c in columns if values[2 * width + c])
+        waiting, drifted, broken, _ = values[-4:]
         row = self.live[index]
+        self._check(row, broken=broken, moved=bool(waiting) or len(committed) > len(remasked))
         canvas = self.canvases[row]
         step, block = canvas.passes, canvas.block
+        refreshed = self.settings.cache != "none" and reuse.is_refresh(canvas, self.settings)
         completed = canvas.write(committed, remasked)
+        canvas.stale = bool(drifted)
         if completed and self.settings.early_stop and self.ended is not None and self.ended(canvas):
             canvas.end_here(self.spec.eos_id)
         commits = tuple(Commit(position=position, token_id=token) for position, token in committed.items())
         return StepEvent(
-            row=row, step=step, block=block, committed=commits, remasked=remasked, finished=canvas.finished
+            row=row,
+            step=step,
+            block=block,
+            committed=commits,
+            remasked=remasked,
+            refreshed=refreshed,
+            finished=canvas.finished,
         )
 
     def _check(self, row: int, *, broken: int, moved: bool) -> None:
@@ -180,6 +271,11 @@ class _Loop:
             values = {item.name: getattr(self.state, item.name) for item in fields(self.state)}
             kept = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
             self.state = replace(self.state, **kept)
+
+
+def _works_on_its_own(device: torch.device) -> bool:
+    """Whether what is asked of the device is done while the host goes on."""
+    return device.type == "cuda"
 
 
 def check_compatible(policy: Policy, model: MaskedLM, settings: Settings) -> None:

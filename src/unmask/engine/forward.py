@@ -12,10 +12,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from unmask.cache.kv import KVCache
+from unmask.cache.kv import KVCache, StoragePool
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
+from unmask.engine.drift import Drift
 from unmask.engine.window import Window, span_positions
+from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, Prediction
 from unmask.settings import Settings
 
@@ -24,68 +26,134 @@ class Forward:
     """Asks the model for the logits of every row's block, or of every position when the policy needs them."""
 
     def __init__(
-        self, model: MaskedLM, settings: Settings, *, needs: frozenset[str], attention_layers: range | None
+        self,
+        model: MaskedLM,
+        canvases: list[Canvas],
+        settings: Settings,
+        pool: StoragePool,
+        *,
+        needs: frozenset[str],
+        attention_layers: range | None,
     ) -> None:
         self.model = model
         self.settings = settings
+        self.pool = pool
         self.whole = "sequence_logits" in needs
         self.shadow = "shadow" in needs
         self.attention_layers = attention_layers
-        self._caches = [KVCache(), KVCache()] if settings.cache != "none" else [None, None]  # guided, unguided
+        self._guided, self._unguided, self._drift = None, None, None
+        if settings.cache != "none":
+            self._guided = self._cache(canvases)
+            self._unguided = self._cache(canvases) if settings.cfg_scale else None
+            self._drift = Drift(settings.tolerated_drift) if settings.tolerated_drift is not None else None
+
+    def _cache(self, canvases: list[Canvas]) -> KVCache:
+        longest = max(len(canvas.tokens) for canvas in canvases)
+        return KVCache.over(self.pool.borrow(len(canvases), longest), len(canvases), self.model.device)
 
     def keep(self, rows: Int[Tensor, " r"]) -> None:
         """Forget every row but these."""
-        for cache in self._caches:
-            if cache is not None:
-                cache.keep(rows)
+        self._guided, self._unguided = (
+            None if cache is None else cache.only(rows) for cache in (self._guided, self._unguided)
+        )
+        if self._drift is not None:
+            self._drift.keep(rows)
 
-    def __call__(self, window: Window, tokens: Int[Tensor, "b n"], given: Bool[Tensor, "b n"]) -> Prediction:
-        prediction = self._predict(window, tokens, self._caches[0], extras=True)
+    def close(self) -> None:
+        """Give back what was borrowed."""
+        for cache in (self._guided, self._unguided):
+            if cache is not None:
+                self.pool.give_back(cache.storage)
+        self._guided, self._unguided, self._drift = None, None, None
+
+    def __call__(
+        self, window: Window, tokens: Int[Tensor, "b n"], holes: Bool[Tensor, "b n"], *, refresh: bool = True
+    ) -> tuple[Prediction, Bool[Tensor, " b"] | None]:
+        """The prediction, and which rows have drifted too far from their last refresh, where that is asked for.
+
+        Without `refresh` no row gets one, whatever its canvas says.
+        """
+        prediction, drifted = self._predict(window, tokens, self._guided, guided=True, refresh=refresh)
         scale = self.settings.cfg_scale
+        prediction = replace(prediction, states=None)  # large, and of no use any more
         if scale == 0.0:
-            return prediction
-        unguided_tokens = tokens.masked_fill(given, self.model.spec.mask_id)
-        unguided = self._predict(window, unguided_tokens, self._caches[1], extras=False).logits
-        return replace(prediction, logits=unguided + (scale + 1.0) * (prediction.logits - unguided))
+            return prediction, drifted
+        unguided_tokens = tokens.masked_fill(~holes, self.model.spec.mask_id)
+        unguided = self._predict(window, unguided_tokens, self._unguided, guided=False, refresh=refresh)[0].logits
+        return replace(prediction, logits=unguided + (scale + 1.0) * (prediction.logits - unguided)), drifted
 
     def _predict(
-        self, window: Window, tokens: Int[Tensor, "b n"], cache: KVCache | None, *, extras: bool
-    ) -> Prediction:
+        self, window: Window, tokens: Int[Tensor, "b n"], cache: KVCache | None, *, guided: bool, refresh: bool
+    ) -> tuple[Prediction, Bool[Tensor, " b"] | None]:
         full = all(len(canvas.tokens) == tokens.shape[1] for canvas in window.canvases)
         lengths = None if full else window.length
         if cache is None:
-            return self.model.predict(
+            prediction = self.model.predict(
                 tokens,
                 lengths=lengths,
                 at=None if self.whole else window.at,
-                attention_layers=self.attention_layers if extras else None,
-                shadow=window.at if self.shadow and extras else None,
+                attention_layers=self.attention_layers if guided else None,
+                shadow=window.at if self.shadow and guided else None,
             )
-        refreshing = [reuse.is_refresh(canvas, self.settings) for canvas in window.canvases]
-        if all(refreshing):
-            return self.model.predict(tokens, lengths=lengths, at=window.at, cache=cache)
-        if not any(refreshing):
-            queries = self._queries(window.canvases, tokens.device)
-            return self.model.predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
-        parts, order = [], []
-        for refresh in (True, False):
-            chosen = [row for row, flag in enumerate(refreshing) if flag is refresh]
-            rows = torch.tensor(chosen, device=tokens.device)
-            queries = None if refresh else self._queries([window.canvases[row] for row in chosen], tokens.device)
-            part = self.model.predict(
+            return prediction, None
+        drift = self._drift if guided else None
+        refreshing = [refresh and reuse.is_refresh(canvas, self.settings) for canvas in window.canvases]
+        if all(refreshing) or not any(refreshing):
+            queries = None if refreshing[0] else self._queries(window.canvases, window, refresh)
+            lengths = lengths if refreshing[0] else window.length
+            prediction = self.model.predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
+            return prediction, self._drifted(drift, prediction, queries, window, tokens, None)
+        # Everything that must be copied to the device is, before the first of the two calls keeps it busy.
+        renewed, others = (
+            torch.tensor([row for row, flag in enumerate(refreshing) if flag is wanted], device=tokens.device)
+            for wanted in (True, False)
+        )
+        staying = [canvas for canvas, flag in zip(window.canvases, refreshing, strict=True) if not flag]
+        queries = self._queries(staying, window, refresh)
+
+        def part(rows: Int[Tensor, " r"], queries: Int[Tensor, "r q"] | None) -> tuple[Tensor, Tensor | None]:
+            prediction = self.model.predict(
                 tokens[rows],
                 lengths=None if lengths is None else lengths[rows],
                 at=window.at[rows],
                 cache=cache.only(rows),
                 queries=queries,
             )
-            parts.append(part.logits)
-            order += chosen
-        back = torch.tensor(order, device=tokens.device).argsort()
-        return Prediction(logits=torch.cat(parts)[back])
+            return prediction.logits, self._drifted(drift, prediction, queries, window, tokens, rows)
 
-    def _queries(self, canvases: list[Canvas], device: torch.device) -> Int[Tensor, "b q"]:
+        first, second = part(renewed, None), part(others, queries)
+        order = torch.cat([renewed, others]).argsort()
+        prediction = Prediction(logits=torch.cat([first[0], second[0]])[order])
+        if first[1] is None or second[1] is None:
+            return prediction, None
+        return prediction, torch.cat([first[1], second[1]])[order]
+
+    def _drifted(
+        self,
+        drift: Drift | None,
+        prediction: Prediction,
+        queries: Int[Tensor, "r q"] | None,
+        window: Window,
+        tokens: Int[Tensor, "b n"],
+        rows: Int[Tensor, " r"] | None,
+    ) -> Bool[Tensor, " r"] | None:
+        """Which of these rows (None: all) have drifted too far, as far as that matters."""
+        if drift is None:
+            return None
+        if prediction.states is None:
+            name = self.model.spec.name
+            raise UnmaskError(f"refresh={self.settings.refresh!r} needs a model that tells its states; {name} does not")
+        if queries is None:
+            return drift.renew(prediction.states, rows)
+        masked = window.columns(tokens == self.model.spec.mask_id) & window.inside
+        at, masked = (values if rows is None else values[rows] for values in (window.at, masked))
+        return drift.exceeded(prediction.states, queries, at, masked, rows)
+
+    def _queries(self, canvases: list[Canvas], window: Window, may_begin: bool) -> Int[Tensor, "b q"]:
         """The positions to recompute; a shorter row repeats its last one, which writes what already stands there."""
-        shifted = self.model.spec.shifted
-        spans = [reuse.recomputed_span(canvas, self.settings, shifted=shifted) for canvas in canvases]
-        return span_positions(spans, device)
+        settings, shifted = self.settings, self.model.spec.shifted
+        spans = [
+            reuse.recomputed_span(canvas, settings, shifted=shifted, begins=may_begin and canvas.block_step == 0)
+            for canvas in canvases
+        ]
+        return window.at if spans == window.spans else span_positions(spans, window.at.device)

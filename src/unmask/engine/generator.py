@@ -15,16 +15,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.cache.kv import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.clock import Clock
 from unmask.engine.decode import check_compatible, decode
 from unmask.engine.figures import Detail
 from unmask.engine.likelihood import loglikelihood
-from unmask.engine.request import Plan, plan
+from unmask.engine.request import Plan, plan, quantization_of
 from unmask.engine.text import TextStream
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.base import LoadedModel
-from unmask.policies import Policy, remasks
+from unmask.models.graphs import padded_rows
+from unmask.policies import Fixed, Policy, remasks
 from unmask.settings import Settings
 from unmask.trace.record import Trace
 from unmask.types import Output, StepEvent, StreamEvent, Usage
@@ -44,9 +46,12 @@ class Generator:
         self.model = loaded.model
         self.codec = loaded.codec
         self.spec = loaded.model.spec
+        self._pool = StoragePool()
 
     def __repr__(self) -> str:
-        return f"<unmask.Generator: {self.spec.name} on {self.model.device}, {self.model.dtype}>"
+        quantize = quantization_of(self.model)
+        weights = "" if quantize is None else f", {quantize} weights"
+        return f"<unmask.Generator: {self.spec.name} on {self.model.device}, {self.model.dtype}{weights}>"
 
     @overload
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Output: ...
@@ -211,6 +216,34 @@ class Generator:
         self._check_length(len(before), len(after))
         return loglikelihood(self.model, before, after, samples=samples, seed=seed, batch_size=batch_size)
 
+    def warmup(
+        self,
+        *,
+        prompt_tokens: int = 512,
+        batch_size: int = 1,
+        policy: str | Policy | None = None,
+        settings: Settings | None = None,
+        **shorthand: Any,
+    ) -> None:
+        """Do what the first requests would wait for: compile kernels, take memory, capture graphs.
+
+        For requests of up to `prompt_tokens` and `batch_size` with these options; others work as well, with a pause
+        when something new comes up. Only CUDA devices gain from it.
+        """
+        for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
+            if value < 1:
+                raise UnmaskError(f"{name} must be at least 1, got {value}")
+        job = plan(self.spec, policy, settings, shorthand)
+        check_compatible(job.policy, self.model, job.settings)
+        prompt = [self.spec.eos_id] * prompt_tokens
+        # Largest first: smaller batches fit into its storage. Three passes a block, because a pass of one kind is
+        # captured when it comes for the second time; and whatever the policy itself compiles.
+        for rows in sorted({padded_rows(rows) for rows in range(1, batch_size + 1)}, reverse=True):
+            for chosen in (Fixed(passes=3), job.policy):
+                canvases = [self._open_canvas(prompt, job) for _ in range(min(rows, batch_size))]
+                for _ in self._decode(canvases, replace(job, policy=chosen)):
+                    pass
+
     def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):
             ids = list(prompt)
@@ -311,7 +344,16 @@ class Generator:
             return canvas.continues and ending.cut(canvas.prefix(whole_blocks=True))[2]
 
         try:
-            yield from decode(self.model, canvases, job.policy, job.settings, ended=ended, detail=detail, clock=clock)
+            yield from decode(
+                self.model,
+                canvases,
+                job.policy,
+                job.settings,
+                ended=ended,
+                detail=detail,
+                clock=clock,
+                pool=self._pool,
+            )
         except torch.OutOfMemoryError as error:
             message = "the device ran out of memory while decoding; use a smaller batch or fewer tokens"
             raise OutOfMemory(message) from error

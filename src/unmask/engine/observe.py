@@ -41,6 +41,7 @@ class Observer:
         tokens: Int[Tensor, "b n"],
         holes: Bool[Tensor, "b n"],
         generators: list[torch.Generator],
+        open_at_most: int | None,
     ) -> Observation:
         logits = self._scored(prediction.logits)
         sequence_logits = logits if "sequence_logits" in self.needs else None
@@ -51,7 +52,7 @@ class Observer:
         proposed, drawn_from = propose(logits, self.settings, window.widths, generators)
         seen = drawn_from if self.spec.convention == "dream" else logits
         if self.settings.confidence_eos_eot_inf:
-            seen = _without(seen, sorted(self.spec.end_ids))
+            seen = _without(seen, sorted(self.spec.end_ids), seen.dtype)
         shadow = prediction.shadow_logits
         standing = window.columns(tokens).masked_fill(~window.inside, -1)
         decoded = window.columns(holes & ~is_mask) & window.inside
@@ -71,26 +72,28 @@ class Observer:
             length=window.length,
             attention=prediction.attention,
             shadow_logits=None if shadow is None else self._scored(shadow),
-            open_at_most=max(canvas.open_in_block() for canvas in window.canvases),
+            open_at_most=open_at_most,
             model_dtype=prediction.logits.dtype,
             exact_dtype=self.settings.reference_dtype,
         )
-        broken = (masked & ~logits.amax(-1).isfinite()).any(-1)
+        # The largest logit, NaN if there is one: that of the proposed token, unless it was drawn.
+        greedy = self.settings.temperature == 0.0
+        largest = logits.gather(-1, proposed[..., None]).squeeze(-1) if greedy else logits.amax(-1)
+        broken = (masked & ~largest.isfinite()).any(-1)
         return Observation(view=view, tokens=standing, decoded=decoded, logits=logits, broken=broken)
 
     def _scored(self, logits: Float[Tensor, "b k v"]) -> Float[Tensor, "b k v"]:
         """Logits in the dtype that rules compute in, without the tokens that must not be proposed."""
-        if not self.settings.reference_dtype:
-            logits = logits.float()
-        elif self.spec.convention == "llada":
-            logits = logits.to(noise_dtype(logits.device))
+        dtype = torch.float32
+        if self.settings.reference_dtype:
+            dtype = noise_dtype(logits.device) if self.spec.convention == "llada" else logits.dtype
         barred = [self.spec.mask_id] if self.settings.suppress_mask_token else []
-        return _without(logits, [*barred, self.spec.eos_id] if self.settings.logits_eos_inf else barred)
+        return _without(logits, [*barred, self.spec.eos_id] if self.settings.logits_eos_inf else barred, dtype)
 
 
-def _without(logits: Float[Tensor, "b k v"], tokens: list[int]) -> Float[Tensor, "b k v"]:
+def _without(logits: Float[Tensor, "b k v"], tokens: list[int], dtype: torch.dtype) -> Float[Tensor, "b k v"]:
     """A copy in which these tokens cannot be proposed."""
-    logits = logits.clone()
+    logits = logits.to(dtype, copy=True)
     for token in tokens:
         logits[..., token] = -torch.inf
     return logits

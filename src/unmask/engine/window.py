@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,18 +24,30 @@ class Window:
 
     @classmethod
     def over(cls, canvases: list[Canvas], device: torch.device) -> Window:
-        # Made before the forward pass: a copy to the device later would wait for it.
+        # One copy to the device, before the forward pass: while it waits for one, the device does nothing.
         spans = [canvas.block for canvas in canvases]
-        at = span_positions(spans, device)
-        widths = torch.tensor([end - start for start, end in spans], device=device)
+        facts = [
+            [start for start, _ in spans],
+            [end for _, end in spans],
+            [canvas.block_step for canvas in canvases],
+            [len(canvas.tokens) for canvas in canvases],
+        ]
+        start, end, step, length = torch.tensor(facts, device=device)
+        width = max(end - start for start, end in spans)
+        columns = start[:, None] + torch.arange(width, device=device)
+        last = end[:, None] - 1
         return cls(
             canvases=canvases,
             spans=spans,
-            at=at,
-            inside=torch.arange(at.shape[1], device=device) < widths[:, None],
-            step=torch.tensor([canvas.block_step for canvas in canvases], device=device),
-            length=torch.tensor([len(canvas.tokens) for canvas in canvases], device=device),
+            at=torch.minimum(columns, last),
+            inside=columns <= last,
+            step=step,
+            length=length,
         )
+
+    def next(self) -> Window:
+        """The window of the next pass, when every row is still in its block."""
+        return replace(self, step=self.step + 1)
 
     @property
     def widths(self) -> list[int]:

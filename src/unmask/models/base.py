@@ -44,6 +44,8 @@ class Prediction:
     logits: Float[Tensor, "b k v"]
     attention: Float[Tensor, "b n n"] | None = None
     shadow_logits: Float[Tensor, "b s v"] | None = None
+    # Of the computed positions (`queries`, else all), before the head. Those of a recompute hold until the next call.
+    states: Float[Tensor, "b q w"] | None = None
 
 
 @runtime_checkable
@@ -74,6 +76,7 @@ class MaskedLM(Protocol):
         lengths: real length of each row; what lies behind is never seen. None: no padding.
         cache:   without `queries`, a full pass fills it; with `queries`, only those positions (contiguous in each row,
                  padded by repeating the last one) are recomputed, written over the cache, and see the whole canvas.
+                 Then `queries`, `lengths` and the cache's places are not changed in place as long as they are in use.
         attention_layers: layers whose attention, averaged over heads and layers, is wanted as well.
         shadow:  positions to predict a second time as if their own token were masked (see policies/wino.py).
         """

@@ -7,7 +7,7 @@ beyond a few hundred. Knows no frequency scaling: families that need it are refu
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -20,15 +20,14 @@ class Rotary(nn.Module):
         self.theta = theta
         # Not a buffer: casting the model must leave it in float32.
         self.table = torch.empty(2, 0, head_width)
+        self._outgrown: list[Tensor] = []  # a captured graph may still read them
 
-    def forward(
-        self, length: int, positions: Int[Tensor, "b n"] | None = None, *, device: torch.device
-    ) -> Float[Tensor, "2 b n 1 d"]:
-        """Cosine, and sine with the sign of each half, of `positions` below `length`; default: all."""
+    def forward(self, length: int, *, device: torch.device) -> Float[Tensor, "2 _ d"]:
+        """Cosine, and sine with the sign of each half, of the positions below `length`, and perhaps beyond."""
         if self.table.shape[1] < length or self.table.device != device:
+            self._outgrown.append(self.table)
             self.table = self._tabulate(1 << (length - 1).bit_length(), device)
-        table = self.table[:, None, :length] if positions is None else self.table[:, positions]
-        return table.unsqueeze(3)
+        return self.table
 
     def _tabulate(self, length: int, device: torch.device) -> Float[Tensor, "2 n d"]:
         # The table outlives this call, so it must not be born as an inference tensor, which no gradient may pass.
@@ -39,8 +38,11 @@ class Rotary(nn.Module):
             return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
 
 
-def rotate(x: Float[Tensor, "b n h d"], turn: Float[Tensor, "2 _ n 1 d"]) -> Float[Tensor, "b n h d"]:
-    """Turn every head by the angle of its position; feature `i` is paired with feature `i + d/2`."""
+def rotate(x: Float[Tensor, "b n h d"], turn: Float[Tensor, "2 _ n 1 d"]) -> None:
+    """Turn every head by the angle of its position, in place; feature `i` is paired with feature `i + d/2`."""
     cos, sin = turn
     partner = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos, partner, sin).to(x.dtype)  # float32 throughout, since the table is
+    if x.dtype == cos.dtype:
+        torch.addcmul(x * cos, partner, sin, out=x)
+    else:
+        x.copy_(torch.addcmul(x * cos, partner, sin))  # float32 throughout, since the table is; rounded once

@@ -6,19 +6,28 @@ to compute is decided by the engine. Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from unmask.cache.kv import KVCache
+from unmask.cache.kv import KVCache, Layer, Storage
 from unmask.errors import UnmaskError
+from unmask.models import fused, plain
 from unmask.models.base import ModelSpec, Prediction
-from unmask.models.rotary import Rotary, rotate
+from unmask.models.graphs import PassGraphs
+from unmask.models.rotary import Rotary
+from unmask.models.steps import JointSteps, Steps
 from unmask.models.visibility import padding_mask, shadow_mask
+
+# Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
+_GRAPHED = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +53,15 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
-        # Normalised in float32 and rounded before the gain is applied, the order in which the checkpoints were trained.
-        return F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype) * self.weight
-
 
 class Attention(nn.Module):
     """Queries, keys and values come from one matrix: a pass over one block is bound by launches and weight reads."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.heads = (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)
-        self.head_width = shape.head_width
-        self.qkv = nn.Linear(shape.width, sum(self.heads) * shape.head_width, bias=shape.qkv_bias)
+        heads = shape.n_heads + 2 * shape.n_kv_heads
+        self.qkv = nn.Linear(shape.width, heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.n_heads * shape.head_width, shape.width, bias=False)
-
-    def project(
-        self, x: Float[Tensor, "b n w"], turn: Float[Tensor, "2 _ n 1 d"]
-    ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g n d"], Float[Tensor, "b g n d"]]:
-        """Rotated queries, rotated keys, values."""
-        n_heads, n_kv_heads, _ = self.heads
-        qkv = self.qkv(x).unflatten(-1, (sum(self.heads), self.head_width))
-        queries_and_keys = rotate(qkv[:, :, : n_heads + n_kv_heads], turn).transpose(1, 2)
-        queries, keys = queries_and_keys.split([n_heads, n_kv_heads], dim=1)
-        return queries, keys, qkv[:, :, n_heads + n_kv_heads :].transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -78,10 +72,6 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(shape.width, shape.norm_eps)
         self.gate_up = nn.Linear(shape.width, 2 * shape.hidden, bias=False)
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
-
-    def mlp(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
 
 
 class Transformer(nn.Module):
@@ -96,6 +86,9 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
+        self._uncached = PassGraphs()
+        self._cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
+        self._alone = Lock()
 
     @property
     def device(self) -> torch.device:
@@ -117,28 +110,48 @@ class Transformer(nn.Module):
         shadow: Int[Tensor, "b s"] | None = None,
     ) -> Prediction:
         self._check(cache, queries, attention_layers, shadow)
+        if queries is not None:
+            assert cache is not None
+            states = self._part_states(tokens, queries, cache, lengths)
+            return Prediction(logits=self._head(self._rows(states, at, queries)), states=states)
+        if shadow is not None or attention_layers is not None:
+            return self._predict_more(tokens, lengths, at, attention_layers, shadow)
+        # One at a time: what a graph leaves behind must have been picked up before it is replayed.
+        with self._alone:
+            states = self._whole_states(tokens, cache, lengths)
+            return Prediction(logits=self._head(self._rows(states, at, None)), states=states)
+
+    def _predict_more(
+        self,
+        tokens: Int[Tensor, "b n"],
+        lengths: Int[Tensor, " b"] | None,
+        at: Int[Tensor, "b k"] | None,
+        attention_layers: range | None,
+        shadow: Int[Tensor, "b s"] | None,
+    ) -> Prediction:
+        """Predictions with attention maps or shadows."""
         length = tokens.shape[1]
         visible = padding_mask(lengths, length, self.device)
-        seen = visible
-        if queries is not None:
-            tokens, positions = tokens.gather(1, queries), queries
-        elif shadow is not None:
+        positions, seen, shadows = None, visible, 0
+        if shadow is not None:
+            shadows = shadow.shape[1]
             seen = shadow_mask(shadow, visible, length)
             own = torch.arange(length, device=self.device).expand(tokens.shape[0], -1)
             positions = torch.cat([own, shadow], dim=1)
             tokens = torch.cat([tokens, torch.full_like(shadow, self.spec.mask_id)], dim=1)
-        else:
-            positions = None
-        turn = self.rotary(length, positions, device=self.device)
-        states, attention = self._run(self.embedding(tokens), turn, seen, cache, queries, attention_layers)
+        states, attention = self._whole(tokens, positions, seen, watched=attention_layers or range(0))
         if attention is not None:
             attention = _without_padding(attention[:, :length, :length], visible)
-        shadows = 0 if shadow is None else shadow.shape[1]
-        mains = self._rows(states[:, : states.shape[1] - shadows], at, queries)
+        mains = self._rows(states[:, : states.shape[1] - shadows], at, None)
         # One product with the head for both kinds of rows: its weights are by far the largest to read.
         logits = self._head(torch.cat([mains, states[:, -shadows:]], dim=1) if shadows else mains)
         main_logits, shadow_logits = logits.split([logits.shape[1] - shadows, shadows], dim=1)
-        return Prediction(logits=main_logits, attention=attention, shadow_logits=shadow_logits if shadows else None)
+        return Prediction(
+            logits=main_logits,
+            attention=attention,
+            shadow_logits=shadow_logits if shadows else None,
+            states=states[:, :length],
+        )
 
     def _check(
         self,
@@ -158,32 +171,137 @@ class Transformer(nn.Module):
                 f"{self.spec.family} predicts a position from the one before it, so it has no shadow predictions"
             )
 
-    def _run(
+    def _whole_states(
+        self, tokens: Int[Tensor, "b n"], cache: KVCache | None, lengths: Int[Tensor, " b"] | None
+    ) -> Float[Tensor, "b n w"]:
+        """States of every position; fills the cache."""
+        storage = None if cache is None else cache.storage
+        if storage is not None:
+            shape = self.shape
+            sizes = {"n_layers": shape.n_layers, "heads": shape.n_kv_heads, "width": shape.head_width}
+            storage.allocate(**sizes, like=self.embedding.weight)
+        layers = None if storage is None else storage.layers
+
+        def whole(tokens: Tensor, *rest: Tensor) -> tuple[Tensor]:
+            places = None if layers is None else rest[0]
+            seen = padding_mask(rest[-1], tokens.shape[1], self.device) if len(rest) > (layers is not None) else None
+            return (self._whole(tokens, None, seen, layers=layers, places=places)[0],)
+
+        inputs = [tokens, None if cache is None else cache.places, lengths]
+        inputs = [value for value in inputs if value is not None]
+        if tokens.numel() > _GRAPHED or not self._fused:
+            return whole(*inputs)[0]
+        return self._graphs_of(storage).whole(whole, *inputs)[0]
+
+    def _whole(
         self,
-        x: Float[Tensor, "b q w"],
-        turn: Float[Tensor, "2 _ q 1 d"],
-        seen: Bool[Tensor, "b 1 _q n"] | None,
-        cache: KVCache | None,
-        positions: Int[Tensor, "b q"] | None,
-        watched: range | None,
-    ) -> tuple[Float[Tensor, "b q w"], Float[Tensor, "b q n"] | None]:
-        """States after the last norm, and the mean attention of the watched layers."""
-        maps = None
-        for layer, block in enumerate(self._blocks()):
-            queries, keys, values = block.attention.project(block.attention_norm(x), turn)
-            if cache is not None and positions is not None:
-                keys, values = cache.splice(layer, keys, values, positions)
-            elif cache is not None:
-                # Copies, because the originals are views that would keep the queries alive as well.
-                cache.fill(layer, keys.contiguous(), values.contiguous())
-            if watched is not None and layer in watched:
-                here = _attention_map(queries, keys, seen) / len(watched)
-                maps = here if maps is None else maps + here
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"] | None,
+        seen: Bool[Tensor, "b 1 _n n"] | None,
+        *,
+        layers: list[Layer] | None = None,
+        places: Int[Tensor, " b"] | None = None,
+        watched: range = range(0),
+    ) -> tuple[Float[Tensor, "b n w"], Float[Tensor, "b n n"] | None]:
+        """States of every position, and the mean attention of the watched layers; keys and values go to `layers`."""
+        table, heads = self.rotary(tokens.shape[1], device=self.device), (self.shape.n_heads, self.shape.n_kv_heads)
+        maps = []
+
+        def mix(layer: int, project: Callable[..., Tensor]) -> Tensor:
+            store = None if layers is None else (*layers[layer], places)
+            qkv = project(table, positions, *heads, store)
+            queries, keys, values = plain.split(qkv, *heads)
+            if layer in watched:
+                maps.append(_attention_map(queries, keys, seen))
             # Watched layers too: looking at a model must not change what it says.
-            mixed = _attend(queries, keys, values, seen).transpose(1, 2).flatten(2)
-            x = x + block.attention.out(mixed)
-            x = x + block.mlp(x)
-        return self.norm(x), maps
+            return plain.attend(queries, keys, values, seen)
+
+        states = self._run(tokens, mix)
+        return states, torch.stack(maps).mean(0) if maps else None
+
+    def _part_states(
+        self,
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b q"],
+        cache: KVCache,
+        lengths: Int[Tensor, " b"] | None,
+    ) -> Float[Tensor, "b q w"]:
+        """States of some positions that see everything else as it is in the cache, in which they are renewed."""
+        length, layers = tokens.shape[1], cache.storage.layers
+        tokens = tokens.gather(1, positions)
+        heads = (self.shape.n_heads, self.shape.n_kv_heads)
+        if not self._fused:
+            rows = slice(len(tokens)) if cache.in_order else cache.places
+            seen = padding_mask(lengths, length, self.device)
+
+            def attend(qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+                queries, _, _ = plain.split(qkv, *heads)
+                return plain.attend(queries, keys[rows, :, :length], values[rows, :, :length], seen)
+
+            return self._part(tokens, positions, layers, cache.places, attend)
+        lengths = torch.full_like(cache.places, length) if lengths is None else lengths
+        longest = cache.storage.length
+
+        def part(tokens: Tensor, positions: Tensor, places: Tensor, lengths: Tensor) -> tuple[Tensor]:
+            def attend(qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+                return fused.block_attention(qkv, keys, values, places, lengths, heads[0], longest)
+
+            return (self._part(tokens, positions, layers, places, attend),)
+
+        return self._graphs_of(cache.storage).part(part, tokens, positions, cache.places, lengths)[0]
+
+    def _graphs_of(self, storage: Storage | None) -> PassGraphs:
+        """Those that work on a storage, or on none."""
+        if storage is None:
+            return self._uncached
+        if storage not in self._cached:
+            self._cached[storage] = PassGraphs()
+        return self._cached[storage]
+
+    def _part(
+        self,
+        tokens: Int[Tensor, "b q"],
+        positions: Int[Tensor, "b q"],
+        layers: list[Layer],
+        places: Int[Tensor, " b"],
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Float[Tensor, "b q w"]:
+        table = self.rotary(layers[0][0].shape[2], device=self.device)
+        heads = (self.shape.n_heads, self.shape.n_kv_heads)
+
+        def mix(layer: int, project: Callable[..., Tensor]) -> Tensor:
+            return attend(project(table, positions, *heads, (*layers[layer], places)), *layers[layer])
+
+        return self._run(tokens, mix, cached=True)
+
+    def _run(
+        self, tokens: Int[Tensor, "b q"], mix: Callable[[int, Callable[..., Tensor]], Tensor], *, cached: bool = False
+    ) -> Float[Tensor, "b q w"]:
+        """States after the last norm.
+
+        `mix` is given a layer and how to have its queries, keys and values (see steps.py), and gives what they attend
+        to. `cached`: it reads the keys and values from a cache.
+        """
+        x, update = self.embedding(tokens), None
+        steps = self._steps(x, cached=cached)
+        for layer, block in enumerate(self._blocks()):
+            x, normed = steps.add_norm(x, update, block.attention_norm.weight, block.attention_norm.eps)
+            update = steps.update(block.attention.out, mix(layer, partial(steps.project, block.attention.qkv, normed)))
+            x, normed = steps.add_norm(x, update, block.mlp_norm.weight, block.mlp_norm.eps)
+            update = steps.update(block.down, steps.gated(block.gate_up, normed))
+        return steps.add_norm(x, update, self.norm.weight, self.norm.eps)[1]
+
+    def _steps(self, x: Float[Tensor, "b q w"], *, cached: bool) -> Steps | JointSteps:
+        if not self._fused:
+            return Steps(plain)
+        quantised = not isinstance(next(self._blocks()).attention.qkv, nn.Linear)
+        return JointSteps() if cached and fused.few(x) and not quantised else Steps(fused)
+
+    @property
+    def _fused(self) -> bool:
+        """Whether kernels run on this device, and with heads of this width."""
+        width = self.shape.head_width
+        return width >= 16 and width.bit_count() == 1 and fused.available(self.embedding.weight)
 
     def _blocks(self) -> Iterator[Block]:
         yield from self.blocks  # ty: ignore[invalid-yield]
@@ -202,20 +320,6 @@ class Transformer(nn.Module):
 
     def _head(self, states: Float[Tensor, "b k w"]) -> Float[Tensor, "b k v"]:
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
-
-
-def _attend(
-    queries: Float[Tensor, "b h q d"],
-    keys: Float[Tensor, "b g n d"],
-    values: Float[Tensor, "b g n d"],
-    seen: Bool[Tensor, "b 1 _q n"] | None,
-) -> Float[Tensor, "b h q d"]:
-    groups = queries.shape[1] // keys.shape[1]
-    if groups > 1 and not (seen is None and queries.is_cuda):
-        # Only CUDA's flash kernel shares a key head between query heads without falling back to the slow reference.
-        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-        groups = 1
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=groups > 1)
 
 
 def _attention_map(

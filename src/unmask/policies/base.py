@@ -23,8 +23,8 @@ from unmask.types import Decision, StepView
 class Policy(Protocol):
     """Anything that selects positions; if it has parameters, a frozen dataclass whose fields they are.
 
-    It may also say `needs` and `remasks`, as in `Base`. One that needs attention says which layers' maps are averaged:
-    `attention_layers(n_layers) -> range`.
+    It may also say `needs`, `remasks` and `pure`, as in `Base`. One that needs attention says which layers' maps are
+    averaged: `attention_layers(n_layers) -> range`.
 
     State is None or a frozen dataclass of tensors that lead with `b`; it lives as long as the generation, and a policy
     that starts afresh in each block does so in the rows where `view.step == 0`.
@@ -44,6 +44,7 @@ class Base(Policy):
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of: sequence_logits, attention, shadow, uniform
     remasks: ClassVar[bool] = False  # may open decoded positions of the current block again
+    pure: ClassVar[bool] = False  # keeps no state and asks the device nothing, so that a CUDA graph can capture it
 
 
 P = TypeVar("P", bound=Policy)
@@ -94,6 +95,11 @@ def needs_of(policy: object) -> frozenset[str]:
 def remasks(policy: object) -> bool:
     """Whether the policy may open decoded positions again."""
     return getattr(policy, "remasks", False)
+
+
+def is_pure(policy: object) -> bool:
+    """Whether the policy says that its decisions can be captured in a CUDA graph."""
+    return getattr(policy, "pure", False)
 
 
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:

@@ -6,6 +6,7 @@ The budget bounds the sum of the committed entropies less the largest one, an up
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -25,6 +26,8 @@ ORDERS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EB(Base):
     """Commit as many of the best positions as keep their entropies, less the largest, within `gamma` (EB-Sampler)."""
+
+    pure: ClassVar[bool] = True
 
     gamma: float = 0.1
     order: str = "entropy"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,8 @@ class Factor(Base):
 
     `reference_quirks` does as the public code does: when only the last position fails the test, it is committed too.
     """
+
+    pure: ClassVar[bool] = True
 
     factor: float = 1.0
     reference_quirks: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -16,6 +17,8 @@ from unmask.types import Decision, StepView
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLeap(Base):
     """Commit at `threshold`, or at `relaxed_threshold` within `radius` of a position that meets it (LocalLeap)."""
+
+    pure: ClassVar[bool] = True
 
     threshold: float = 0.9
     relaxed_threshold: float = 0.75

@@ -6,6 +6,7 @@ The rule decides which positions are safe to commit together; see `unmask.rules.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -21,6 +22,8 @@ from unmask.types import Decision, StepView
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanField(Base):
     """Commit where the mean-field intensity reaches `threshold` (Mean-Field Parallel Decoding, Algorithm 1)."""
+
+    pure: ClassVar[bool] = True
 
     threshold: float = 0.85
     iterations: int = 2
@@ -43,7 +46,7 @@ class MeanField(Base):
         # A position that is to come last must not hold others back either, so it takes no part.
         active = eligible(view)
         result = rules.mean_field_commit(
-            view.working(view.logits),
+            view.logits,  # the rule itself widens half precision, where it has to
             active,
             threshold=self.threshold,
             iterations=self.iterations,

@@ -66,6 +66,10 @@ class Scheduled(Base):
         if self.passes is not None and self.tokens_per_pass != 1:
             raise UnmaskError(f"passes={self.passes} and tokens_per_pass={self.tokens_per_pass} exclude each other")
 
+    @property
+    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return self.schedule == "even" or self.passes is not None
+
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         """How soon each open position should be committed."""
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from unmask.policies.base import Base, register
 from unmask.policies.parameters import check_number
@@ -14,6 +15,8 @@ from unmask.types import Decision, StepView
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold(Base):
     """Commit every position whose proposed token has probability at least `threshold` (Fast-dLLM)."""
+
+    pure: ClassVar[bool] = True
 
     threshold: float = 0.9
 

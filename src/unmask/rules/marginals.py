@@ -1,8 +1,8 @@
 """Figures of one position's predictive distribution, straight from its logits.
 
 The caller decides the precision: float32 and float64 are computed as they come, half precision is computed in float32
-and rounded once, at the end. A logit of -inf is a token that cannot occur; a row without a finite logit is the caller's
-mistake and gives NaN.
+and rounded once, at the end, unless `dtype` asks for another result. A logit of -inf is a token that cannot occur; a
+row without a finite logit is the caller's mistake and gives NaN. On a CUDA device kernels may serve: see `kernels`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from unmask.rules.kernels import kernels_serve
 
 
 def probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions v"]:
@@ -25,22 +27,30 @@ def log_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*
 
 
 def probability_of(
-    tokens: Int[Tensor, "*positions"], logits: Float[Tensor, "*positions v"]
+    tokens: Int[Tensor, "*positions"], logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*positions"]:
     """Probability of the given tokens, one per position."""
+    if kernels_serve(logits):
+        from unmask.rules.triton_marginals import probability_by_kernels
+
+        return probability_by_kernels(tokens, logits).to(dtype or logits.dtype)
     centred = _centred(logits)
     chosen = centred.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
-    return (chosen.exp() / _total(centred.exp_())).to(logits.dtype)
+    return (chosen.exp() / _total(centred.exp_())).to(dtype or logits.dtype)
 
 
-def entropy(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions"]:
+def entropy(logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None) -> Float[Tensor, "*positions"]:
     """Shannon entropy in nats, with 0 ln 0 = 0."""
+    if kernels_serve(logits):
+        from unmask.rules.triton_marginals import entropy_by_kernels
+
+        return entropy_by_kernels(logits).to(dtype or logits.dtype)
     centred = _centred(logits)
     weight = centred.exp()
     mass = _total(weight)
     # 0 * -inf is NaN, and a token that cannot occur adds nothing.
     spread = _total(weight.mul_(centred.clamp_(min=torch.finfo(centred.dtype).min)))
-    return (mass.log() - spread / mass).to(logits.dtype)
+    return (mass.log() - spread / mass).to(dtype or logits.dtype)
 
 
 def top2_margin(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions"]:
@@ -51,13 +61,19 @@ def top2_margin(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positi
     return best - second
 
 
-def top2_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions 2"]:
+def top2_probabilities(
+    logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None
+) -> Float[Tensor, "*positions 2"]:
     """Probabilities of the two best tokens, best first; the second is 0 where only one token can occur."""
+    if kernels_serve(logits):
+        from unmask.rules.triton_marginals import top2_by_kernels
+
+        return top2_by_kernels(logits).to(dtype or logits.dtype)
     if logits.shape[-1] == 1:
-        return torch.cat([torch.ones_like(logits), torch.zeros_like(logits)], dim=-1)
+        return torch.cat([torch.ones_like(logits), torch.zeros_like(logits)], dim=-1).to(dtype or logits.dtype)
     centred = _centred(logits)
     best = centred.topk(2, dim=-1).values.exp()
-    return (best / _total(centred.exp_()).unsqueeze(-1)).to(logits.dtype)
+    return (best / _total(centred.exp_()).unsqueeze(-1)).to(dtype or logits.dtype)
 
 
 def _centred(logits: Tensor) -> Tensor:

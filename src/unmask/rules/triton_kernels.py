@@ -5,11 +5,12 @@ and r = 2^-d their ratio. The terms of `overlap`, in bits, are then
 
     b (d + g(r)),    g(r) = (1 + r) log2(1 + r) / r
 
-g is smooth, from 1.44 at r = 0 to 2 at r = 1, so five multiply-adds replace the logarithm, and one 2^x is all that a
-pair of rows asks per token of the special-function units, which are the scarce ones. No term is ever negative.
+g is smooth, from 1.44 at r = 0 to 2 at r = 1, so five multiply-adds replace the logarithm. For every other token r is
+2^-d; for those between, b times the smaller of both 1 / p, which asks a row for one 2^x more and its pairs for none. The
+special-function units and the others then both have enough to do. No term is ever negative.
 
-Every figure depends on its own row or two rows only, bit for bit: how tokens are cut into pieces depends on no other
-size, pieces are added in a fixed order, and the pressure on a position is added in integers, which know no order.
+Every figure depends on its own row or two rows only, bit for bit: how tokens are cut into pieces, and which formula serves
+which token, depends on no other size, pieces are added in a fixed order, and the pressure on a position is added in integers, which know no order.
 
 Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
 """
@@ -33,15 +34,27 @@ _G4 = tl.constexpr(-0.04171430692076683)
 _G5 = tl.constexpr(0.008702562190592289)
 # A pressure is a sum of numbers between 0 and 1; with 50 bits behind the point 8,191 of them fit.
 _ONE = tl.constexpr(2.0**50)
+_ONE_OF_THEM = tl.constexpr(2.0**-50)
 _NO_OVERLAP = tl.constexpr(1e-12)
 
-# Positions on one side of a square of pairs. What is known of a row: its best logit, log2 of its sum, margin,
-# probability of the best token.
-SIDE = tl.constexpr(4)
+# What is known of a row: its best logit, log2 of its sum, margin, probability of the best token.
 FIGURES = tl.constexpr(4)
+# Tokens that a warp compares at a time: two in each thread.
+STEP = tl.constexpr(64)
+# A tile compares FEW positions with MANY others, which is twice as many; its pairs.
+FEW = tl.constexpr(4)
+MANY = tl.constexpr(8)
+PAIRS = tl.constexpr(32)
 
 
 @triton.jit
+@no_type_check
+def _best_two(best, second, other_best, other_second):
+    return tl.maximum(best, other_best), tl.maximum(tl.minimum(best, other_best), tl.maximum(second, other_second))
+
+
+# m, how many positions can be open, changes while a text is generated: no kernel is compiled for some m.
+@triton.jit(do_not_specialize=["m"])
 @no_type_check
 def piece_figures(
     logits, masked, pieces, column_of, count, stride_b, stride_k, m, k, v, K: tl.constexpr, W: tl.constexpr
@@ -59,21 +72,21 @@ def piece_figures(
     tl.store(count + row, found, mask=(piece == 0) & (slot == 0))
     if slot < found:
         tl.store(column_of + row * m + slot, column, mask=piece == 0)
-        tokens = piece * W + tl.arange(0, W)
+        # Eight neighbours share a thread.
+        tokens = piece * W + tl.arange(0, W // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
         start = logits + row.to(tl.int64) * stride_b + column.to(tl.int64) * stride_k
         x = tl.load(start + tokens, mask=tokens < v, other=-float("inf")).to(tl.float32)
-        best = tl.max(x, axis=0)
-        several = tl.sum((x == best).to(tl.int32), axis=0) > 1
-        second = tl.where(several, best, tl.max(tl.where(x == best, -float("inf"), x), axis=0))
+        nothing = tl.full([W // 8, 8], -float("inf"), tl.float32)
+        best, second = tl.reduce(tl.reduce((x, nothing), 1, _best_two), 0, _best_two)
         centre = tl.where(best == -float("inf"), 0.0, best)
-        total = tl.sum(tl.exp2((x - centre) * _LOG2_E).to(tl.float64), axis=0)
+        total = tl.sum(tl.sum(tl.exp2((x - centre) * _LOG2_E), axis=1).to(tl.float64), axis=0)
         into = pieces + (row * m + slot) * 3 * tl.num_programs(0) + piece
         tl.store(into, best.to(tl.float64))
         tl.store(into + tl.num_programs(0), second.to(tl.float64))
         tl.store(into + 2 * tl.num_programs(0), total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 @no_type_check
 def row_figures(pieces, count, figures, m, n_pieces, P: tl.constexpr):
     """The figures of one open position from those of its pieces. Grid (m, b). `figures` (b, m, FIGURES) float32."""
@@ -100,88 +113,179 @@ def row_figures(pieces, count, figures, m, n_pieces, P: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _square(which, found):
-    """The two groups of SIDE positions whose pairs are square number `which`; none if `which` is too large.
+def _tile(which, found):
+    """The positions that tile number `which` compares, whether within a group, and if it exists.
 
-    Groups g and n - 1 - g have n + 1 squares together, so an even number of groups folds into a full rectangle.
+    Group g of MANY positions has 2 g + 1 tiles: its halves, of FEW, with each group before it, then itself. `left` is a
+    half; `right` a whole group, or within a group its other half.
     """
-    groups = tl.cdiv(found, SIDE)
-    even = groups + groups % 2
-    line, place = which // (even + 1), which % (even + 1)
-    early = place < even - line
-    left = tl.where(early, line, even - 1 - line)
-    right = tl.where(early, line + place, place - 1)
-    return left, right, (line < even // 2) & (right < groups)
+    group = tl.sqrt(which.to(tl.float32) + 0.5).to(tl.int32)
+    rest = which - group * group
+    within = rest == 2 * group
+    second = (rest >= group) & (rest < 2 * group)
+    left = 2 * group + second.to(tl.int32)
+    right = tl.where(within, left + 1, tl.where(second, rest - group, rest))
+    return left, right, within, (found > 1) & (left * FEW < found)
 
 
 @triton.jit
 @no_type_check
-def _log2_probabilities(logits, columns, there, figures, tokens, v, stride_k):
-    """log2 p of SIDE positions for some tokens, and p."""
-    best = tl.load(figures, mask=there, other=0.0)
-    log_total = tl.load(figures + 1, mask=there, other=0.0)
-    at = logits + columns.to(tl.int64)[:, None] * stride_k + tokens[None, :]
-    x = tl.load(at, mask=there[:, None] & (tokens < v)[None, :], other=-float("inf")).to(tl.float32)
-    z = tl.maximum(tl.fma(x - best[:, None], _LOG2_E, log_total[:, None] * -1.0), _LEAST)
-    return z, tl.exp2(z)
+def _rows(logits, column_of, figures, i, found, stride_k):
+    """Where the logits of some positions begin, their best logits, and log2 of their sums."""
+    # A tile may stick out; what the last open position then gives is not looked at.
+    i = tl.minimum(i, found - 1)
+    at = logits + tl.load(column_of + i).to(tl.int64) * stride_k
+    return at, tl.load(figures + i * FIGURES), tl.load(figures + i * FIGURES + 1)
 
 
 @triton.jit
 @no_type_check
-def pair_sums(logits, column_of, count, figures, sums, stride_b, stride_k, m, v, CHUNK: tl.constexpr, W: tl.constexpr):
-    """Twice the overlap, of CHUNK tokens only, of the pairs of one square. Grid (squares, chunks, b), one warp each.
+def _terms(z_i, p_i, inverse_i, z_j, p_j, inverse_j, total, PRODUCT: tl.constexpr):
+    """Adds to the totals of some pairs their terms of one token in each thread."""
+    d = tl.abs(z_i - z_j)
+    smaller = tl.minimum(p_i, p_j)
+    if PRODUCT:
+        r = smaller * tl.minimum(inverse_i, inverse_j)
+    else:
+        r = tl.exp2(d * -1.0)
+    g = tl.fma(tl.fma(tl.fma(tl.fma(tl.fma(r, _G5, _G4), r, _G3), r, _G2), r, _G1), r, _G0)
+    return tl.fma(smaller, g + d, total)
 
-    W tokens at a time: thread t holds the same few tokens of all rows, so nothing moves between threads but the sums.
-    `sums` (b, squares, chunks, SIDE * SIDE) float32.
+
+@triton.jit
+@no_type_check
+def _powers(x, best, log_total):
+    """log2 p, p and 1 / p. None of them is infinite or 0."""
+    z = tl.maximum(tl.fma(x.to(tl.float32) - best[:, None], _LOG2_E, log_total[:, None] * -1.0), _LEAST)
+    return z, tl.exp2(z), tl.exp2(z * -1.0)
+
+
+@triton.jit
+@no_type_check
+def _add_terms(
+    x_i, x_j, best_i, best_j, log_total_i, log_total_j, across, inside, WITHIN: tl.constexpr, PRODUCT: tl.constexpr
+):
+    """Adds one token in each thread to the totals of a tile."""
+    # Without PRODUCT nobody asks for the inverses, and what nobody asks for is not computed.
+    z_i, p_i, inverse_i = _powers(x_i, best_i, log_total_i)
+    z_j, p_j, inverse_j = _powers(x_j, best_j, log_total_j)
+    across = _terms(
+        *(z_i[:, None, :], p_i[:, None, :], inverse_i[:, None, :]),
+        *(z_j[None, :, :], p_j[None, :, :], inverse_j[None, :, :]),
+        across,
+        PRODUCT,
+    )
+    if WITHIN:
+        # A thread holds every pair of the tile, so this is known when it is compiled, and costs nothing.
+        above = (tl.arange(0, FEW)[:, None] < tl.arange(0, FEW)[None, :])[:, :, None]
+        inside = _terms(
+            tl.where(above, z_i[:, None, :], z_j[:, None, :]),
+            tl.where(above, p_i[:, None, :], p_j[:, None, :]),
+            tl.where(above, inverse_i[:, None, :], inverse_j[:, None, :]),
+            tl.where(above, z_i[None, :, :], z_j[None, :, :]),
+            tl.where(above, p_i[None, :, :], p_j[None, :, :]),
+            tl.where(above, inverse_i[None, :, :], inverse_j[None, :, :]),
+            inside,
+            PRODUCT,
+        )
+    return across, inside
+
+
+@triton.jit
+@no_type_check
+def _tile_sums(
+    at_i, at_j, best_i, best_j, log_total_i, log_total_j, first, last,
+    RIGHT: tl.constexpr, WHOLE: tl.constexpr, WITHIN: tl.constexpr,
+):  # fmt: skip
+    """The totals of a tile over the tokens from `first` to before `last`, two in each thread at a time.
+
+    First of the FEW positions on the left with the RIGHT others; then, WITHIN a group, of the pairs inside both halves,
+    those on the left above the diagonal and those on the right below it.
+    """
+    across, inside = tl.zeros([FEW, RIGHT, 32], dtype=tl.float32), tl.zeros([FEW, FEW, 32], dtype=tl.float32)
+    for start in range(first, last, STEP):
+        tokens = start + tl.arange(0, 32)[:, None] * 2 + tl.arange(0, 2)[None, :]
+        where_i, where_j = at_i[:, None, None] + tokens[None, :, :], at_j[:, None, None] + tokens[None, :, :]
+        if WHOLE:
+            x_i, x_j = tl.load(where_i), tl.load(where_j)
+        else:
+            there = (tokens < last)[None, :, :]
+            x_i = tl.load(where_i, mask=there, other=-float("inf"))
+            x_j = tl.load(where_j, mask=there, other=-float("inf"))
+        even_i, odd_i = tl.split(x_i)
+        even_j, odd_j = tl.split(x_j)
+        across, inside = _add_terms(
+            *(even_i, even_j, best_i, best_j, log_total_i, log_total_j, across, inside), WITHIN=WITHIN, PRODUCT=False
+        )
+        across, inside = _add_terms(
+            *(odd_i, odd_j, best_i, best_j, log_total_i, log_total_j, across, inside), WITHIN=WITHIN, PRODUCT=True
+        )
+    return tl.sum(across, axis=2), tl.sum(inside, axis=2)
+
+
+@triton.jit(do_not_specialize=["m"])
+@no_type_check
+def pair_sums(logits, column_of, count, figures, sums, stride_b, stride_k, m, v, tokens, WHOLE: tl.constexpr):
+    """Twice the overlap, of some `tokens` only, of the pairs of one tile. Grid (tiles, chunks, b), one warp each.
+
+    A thread holds the same tokens of all rows, so nothing moves between threads but the sums. WHOLE: v is a multiple of
+    STEP, which `tokens` always is. `sums` (b, tiles, chunks, PAIRS) float32.
     """
     which, chunk, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     found = tl.load(count + row)
-    left, right, exists = _square(which, found)
+    left, right, within, exists = _tile(which, found)
     if exists:
-        side = tl.arange(0, SIDE)
-        i, j = left * SIDE + side, right * SIDE + side
-        column_i = tl.load(column_of + row * m + i, mask=i < found, other=0)
-        column_j = tl.load(column_of + row * m + j, mask=j < found, other=0)
-        figures_i = figures + (row * m + i) * FIGURES
-        figures_j = figures + (row * m + j) * FIGURES
-        start = logits + row.to(tl.int64) * stride_b
-        total = tl.zeros([SIDE, SIDE, W], dtype=tl.float32)
-        for step in range(CHUNK // W):
-            tokens = chunk * CHUNK + step * W + tl.arange(0, W)
-            z_i, p_i = _log2_probabilities(start, column_i, i < found, figures_i, tokens, v, stride_k)
-            z_j, p_j = _log2_probabilities(start, column_j, j < found, figures_j, tokens, v, stride_k)
-            d = tl.abs(z_i[:, None, :] - z_j[None, :, :])
-            r = tl.exp2(d * -1.0)
-            g = tl.fma(tl.fma(tl.fma(tl.fma(tl.fma(r, _G5, _G4), r, _G3), r, _G2), r, _G1), r, _G0)
-            total = tl.fma(tl.minimum(p_i[:, None, :], p_j[None, :, :]), g + d, total)
-        into = sums + ((row * tl.num_programs(0) + which).to(tl.int64) * tl.num_programs(1) + chunk) * SIDE * SIDE
-        pair = side[:, None] * SIDE + side[None, :]
-        tl.store(into + pair, tl.sum(total, axis=2))
+        few, many = tl.arange(0, FEW), tl.arange(0, MANY)
+        logits += row.to(tl.int64) * stride_b
+        column_of += row * m
+        figures += row * m * FIGURES
+        first, last = chunk * tokens, tl.minimum(chunk * tokens + tokens, v)
+        into = sums + ((row * tl.num_programs(0) + which).to(tl.int64) * tl.num_programs(1) + chunk) * PAIRS
+        at_i, best_i, log_i = _rows(logits, column_of, figures, left * FEW + few, found, stride_k)
+        if within:
+            at_j, best_j, log_j = _rows(logits, column_of, figures, right * FEW + few, found, stride_k)
+            across, inside = _tile_sums(
+                at_i, at_j, best_i, best_j, log_i, log_j, first, last, RIGHT=FEW, WHOLE=WHOLE, WITHIN=True
+            )
+            tl.store(into + few[:, None] * FEW + few[None, :], across)
+            tl.store(into + FEW * FEW + few[:, None] * FEW + few[None, :], inside)
+        else:
+            at_g, best_g, log_g = _rows(logits, column_of, figures, right * MANY + many, found, stride_k)
+            oblong, _ = _tile_sums(
+                at_i, at_g, best_i, best_g, log_i, log_g, first, last, RIGHT=MANY, WHOLE=WHOLE, WITHIN=False
+            )
+            tl.store(into + few[:, None] * MANY + many[None, :], oblong)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "width", "tiles"])
 @no_type_check
-def pair_overlaps(sums, count, overlap, m, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """The overlap of the pairs of one square from those of its chunks. Grid (squares, b). `overlap` (b, m, m) float32.
+def pair_overlaps(sums, count, overlap, m, width, tiles, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """The overlap of half the pairs of one tile from those of its chunks. Grid (2, tiles, b).
 
-    Not written: the diagonal, and what belongs to no open position.
+    `overlap` (b, m, width) float32. Not written: the diagonal, and what belongs to no open position.
     """
-    which, row = tl.program_id(0), tl.program_id(1)
+    half, which, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     found = tl.load(count + row)
-    left, right, exists = _square(which, found)
+    left, right, within, exists = _tile(which, found)
     if exists:
-        pair = tl.arange(0, SIDE * SIDE)
-        start = sums + (row * tl.num_programs(0) + which).to(tl.int64) * CHUNKS * SIDE * SIDE
-        total = tl.zeros([BLOCK, SIDE * SIDE], dtype=tl.float64)
+        pair = half * (PAIRS // 2) + tl.arange(0, PAIRS // 2)
+        start = sums + (row * tiles + which).to(tl.int64) * CHUNKS * PAIRS
+        total = tl.zeros([BLOCK, PAIRS // 2], dtype=tl.float64)
         for first in range(0, CHUNKS, BLOCK):
             chunk = first + tl.arange(0, BLOCK)
-            at = start + chunk[:, None] * SIDE * SIDE + pair[None, :]
+            at = start + chunk[:, None] * PAIRS + pair[None, :]
             total += tl.load(at, mask=(chunk < CHUNKS)[:, None], other=0.0).to(tl.float64)
         value = tl.minimum((0.5 * tl.sum(total, axis=0)).to(tl.float32), 1.0)
-        i, j = left * SIDE + pair // SIDE, right * SIDE + pair % SIDE
-        into = overlap + row.to(tl.int64) * m * m
-        tl.store(into + i * m + j, value, mask=(i < j) & (j < found))
-        tl.store(into + j * m + i, value, mask=(i < j) & (j < found))
+        i, j = left * FEW + pair // MANY, right * MANY + pair % MANY
+        if within:
+            across = pair < FEW * FEW
+            y, x = pair // FEW % FEW, pair % FEW
+            i = tl.where(across | (y < x), left, right) * FEW + y
+            j = tl.where(across | (y >= x), right, left) * FEW + x
+        there = (i != j) & (i < found) & (j < found)
+        into = overlap + row.to(tl.int64) * m * width
+        tl.store(into + i * width + j, value, mask=there)
+        tl.store(into + j * width + i, value, mask=there)
 
 
 @triton.jit
@@ -192,10 +296,10 @@ def _sigmoid(field):
 
 @triton.jit
 @no_type_check
-def _overlap_rows(overlap, i, j, found, m):
+def _overlap_rows(overlap, i, j, found, width):
     """Some rows of the overlap before it is normalised, 0 on the diagonal and where no open position is."""
     there = (i < found)[:, None] & (j < found)[None, :] & (i[:, None] != j[None, :])
-    return tl.load(overlap + i[:, None] * m + j[None, :], mask=there, other=0.0)
+    return tl.load(overlap + i[:, None] * width + j[None, :], mask=there, other=0.0)
 
 
 @triton.jit
@@ -208,17 +312,26 @@ def _normalised(overlap, largest, NORMALIZE: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _pressure(rows, intensity):
+    """What some positions put on all of them: the overlap is symmetric, so its rows serve as columns."""
+    return tl.sum((rows.to(tl.float64) * intensity[:, None] * _ONE).to(tl.int64), axis=0)
+
+
+@triton.jit
+@no_type_check
 def _is_open(masked, columns, last, k):
     """1 for the open positions up to the `last` that takes part, else 0."""
     return tl.load(masked + columns, mask=(columns < k) & (columns <= last), other=0).to(tl.int32)
 
 
-@triton.jit
+# Were k and the width known to be multiples of 16, wide loads would spread rows over threads that then have to exchange
+# them.
+@triton.jit(do_not_specialize=["m", "k", "width"])
 @no_type_check
 def settle(
     masked, column_of, count, figures, overlap,
     commit_out, score_out, intensity_out, margin_out, overlap_out,
-    threshold, m, k,
+    threshold, m, k, width,
     ITERATIONS: tl.constexpr, NORMALIZE: tl.constexpr, BY_FIELD: tl.constexpr,
     M: tl.constexpr, M_ROWS: tl.constexpr, K: tl.constexpr, K_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -227,27 +340,34 @@ def settle(
     found = tl.load(count + row)
     slots = tl.arange(0, M)
     there = slots < found
-    overlap += row.to(tl.int64) * m * m
+    overlap += row.to(tl.int64) * m * width
     figures += row * m * FIGURES
     margin = tl.load(figures + slots * FIGURES + 2, mask=there, other=0.0)
+    columns = tl.load(column_of + row * m + slots, mask=there, other=0)
 
     largest = 0.0
-    if NORMALIZE:
+    if M_ROWS == M:
+        whole = _overlap_rows(overlap, slots, slots, found, width)
+        largest = tl.max(whole)
+        whole = _normalised(whole, largest, NORMALIZE)
+    elif NORMALIZE:
         for first in range(0, M, M_ROWS):
-            rows = _overlap_rows(overlap, first + tl.arange(0, M_ROWS), slots, found, m)
-            largest = tl.maximum(largest, tl.max(tl.max(rows, axis=1), axis=0))
+            rows = _overlap_rows(overlap, first + tl.arange(0, M_ROWS), slots, found, width)
+            largest = tl.maximum(largest, tl.max(rows))
 
     field = margin
     for _ in range(ITERATIONS):
         intensity = _sigmoid(field).to(tl.float64)
-        pressure = tl.zeros([M], dtype=tl.int64)
-        for first in range(0, M, M_ROWS):
-            some = first + tl.arange(0, M_ROWS)
-            rows = _normalised(_overlap_rows(overlap, some, slots, found, m), largest, NORMALIZE)
-            terms = (rows.to(tl.float64) * intensity[None, :] * _ONE).to(tl.int64)
-            on_some = tl.sum(terms, axis=1)
-            pressure += tl.sum(tl.where(some[:, None] == slots[None, :], on_some[:, None], 0), axis=0)
-        field = margin - (pressure.to(tl.float64) / _ONE).to(tl.float32)
+        if M_ROWS == M:
+            pressure = _pressure(whole, intensity)
+        else:
+            pressure = tl.zeros([M], dtype=tl.int64)
+            for first in range(0, M, M_ROWS):
+                some = first + tl.arange(0, M_ROWS)
+                rows = _normalised(_overlap_rows(overlap, some, slots, found, width), largest, NORMALIZE)
+                same = some[:, None] == slots[None, :]
+                pressure += _pressure(rows, tl.sum(tl.where(same, intensity[None, :], 0.0), axis=1))
+        field = margin - (pressure.to(tl.float64) * _ONE_OF_THEM).to(tl.float32)
 
     intensity = _sigmoid(field)
     commit = there & (intensity >= threshold)
@@ -258,7 +378,6 @@ def settle(
     stuck = tl.sum(commit.to(tl.int32), axis=0) == 0
     commit = commit | (there & stuck & (slots == best))
 
-    columns = tl.load(column_of + row * m + slots, mask=there, other=0)
     tl.store(commit_out + row * k + columns, commit.to(tl.uint8), mask=there)
     tl.store(score_out + row * k + columns, field, mask=there)
     tl.store(intensity_out + row * k + columns, intensity, mask=there)
@@ -266,23 +385,28 @@ def settle(
     overlap_out += row.to(tl.int64) * k * k
     for first in range(0, M, M_ROWS):
         some = first + tl.arange(0, M_ROWS)
-        rows = _normalised(_overlap_rows(overlap, some, slots, found, m), largest, NORMALIZE)
+        rows = whole if M_ROWS == M else _normalised(_overlap_rows(overlap, some, slots, found, width), largest, NORMALIZE)
         some_columns = tl.load(column_of + row * m + some, mask=some < found, other=0)
         at = overlap_out + some_columns[:, None] * k + columns[None, :]
         tl.store(at, rows, mask=(some < found)[:, None] & there[None, :])
 
-    last = tl.max(tl.where(there, columns, -1), axis=0)
-    every = tl.arange(0, K)
-    is_open = _is_open(masked + row * k, every, last, k)
-    closed = (every < k) & (is_open == 0)
-    nothing = tl.zeros([K], dtype=tl.float32)
-    tl.store(commit_out + row * k + every, nothing.to(tl.uint8), mask=closed)
-    tl.store(score_out + row * k + every, nothing - float("inf"), mask=closed)
-    tl.store(intensity_out + row * k + every, nothing, mask=closed)
-    tl.store(margin_out + row * k + every, nothing, mask=closed)
-    for first in range(0, K, K_ROWS):
-        some = first + tl.arange(0, K_ROWS)
-        both_open = _is_open(masked + row * k, some, last, k)[:, None] * is_open[None, :]
-        at = overlap_out + some[:, None] * k + every[None, :]
-        inside = (some < k)[:, None] & (every < k)[None, :]
-        tl.store(at, tl.zeros([K_ROWS, K], dtype=tl.float32), mask=inside & (both_open == 0))
+    if found < k:
+        last = tl.max(tl.where(there, columns, -1), axis=0)
+        every = tl.arange(0, K)
+        is_open = _is_open(masked + row * k, every, last, k)
+        closed = (every < k) & (is_open == 0)
+        nothing = tl.zeros([K], dtype=tl.float32)
+        tl.store(commit_out + row * k + every, nothing.to(tl.uint8), mask=closed)
+        tl.store(score_out + row * k + every, nothing - float("inf"), mask=closed)
+        tl.store(intensity_out + row * k + every, nothing, mask=closed)
+        tl.store(margin_out + row * k + every, nothing, mask=closed)
+        for first in range(0, K, K_ROWS):
+            some = first + tl.arange(0, K_ROWS)
+            both_open = _is_open(masked + row * k, some, last, k)[:, None] * is_open[None, :]
+            at = overlap_out + some[:, None] * k + every[None, :]
+            inside = (some < k)[:, None] & (every < k)[None, :]
+            tl.store(at, tl.zeros([K_ROWS, K], dtype=tl.float32), mask=inside & (both_open == 0))
+
+
+# An overlap too large for registers is read again for every update, and then wide loads are worth it.
+settle_in_parts = triton.jit(settle.fn, do_not_specialize=["m"])

@@ -1,17 +1,13 @@
 """The mean-field rule on a CUDA device: exact over the whole vocabulary, in five launches and without waiting for it.
 
-Experimental: the kernels are checked against the plain rule in Triton's interpreter and compiled for sm_80 and sm_90,
-but no device has run them yet. So they are off unless the environment variable UNMASK_KERNELS is 1; then
-`mean_field_commit(..., validate=False)` comes here whenever it can.
+`mean_field_commit(..., validate=False)` comes here whenever it can; see `kernels`.
 
 Closed positions are never read. Shapes depend on the host's numbers only, and what is allocated comes from torch, so a
-CUDA graph can capture it all. Beside the result it needs 4 bytes for every pair of positions and 1,024 tokens.
+CUDA graph can capture it all. Beside the result it needs about 4 bytes for every pair of positions and 768 tokens.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from unmask.rules.kernels import kernels_serve
 from unmask.rules.mean_field import MeanFieldCommit
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDE = torch.float32
 
 # Beyond these the plain rule has to do: rows are a dimension of a launch, positions registers of the last kernel.
@@ -30,12 +26,11 @@ _MOST_ROWS, _MOST_POSITIONS = 65_535, 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """How the tokens of a row are cut, in powers of two: they decide the speed, and how sums are rounded."""
+    """How the tokens of a row are cut: this decides the speed, and how sums are rounded."""
 
-    piece: int = 4096  # tokens of one row whose softmax figures one program finds
-    chunk: int = 1024  # tokens that one program compares
-    width: int = 64  # of these at a time; 32 threads share them
-    tile: int = 4096  # pairs at a time in the last kernel
+    piece: int = 2048  # tokens of one row whose softmax figures one program finds; a power of two
+    steps: int = 12  # of 64 tokens, which one program compares
+    last: int = 4096  # pairs at a time in the last kernel; a power of two
 
 
 DEFAULT_TILES = Tiles()
@@ -43,12 +38,10 @@ DEFAULT_TILES = Tiles()
 
 def kernels_take(logits: Tensor, *, interaction: str, vocabulary: int | None, diagnostics: bool) -> bool:
     """Whether `commit_by_kernels` is to decide instead of the plain rule."""
-    if os.environ.get("UNMASK_KERNELS") != "1" or not logits.is_cuda or logits.dtype not in _DTYPES:
-        return False
     if interaction != "jsd" or vocabulary is not None or diagnostics:
         return False
     b, k = logits.shape[:2]
-    return 0 < b <= _MOST_ROWS and 0 < k <= _MOST_POSITIONS and importlib.util.find_spec("triton") is not None
+    return b <= _MOST_ROWS and k <= _MOST_POSITIONS and kernels_serve(logits)
 
 
 def commit_by_kernels(
@@ -74,12 +67,15 @@ def commit_by_kernels(
     is_open = masked.contiguous().view(torch.uint8)
     b, k, v = logits.shape
     m = k if open_at_most is None else max(1, min(open_at_most, k))
-    pieces, chunks, squares = -(-v // tiles.piece), -(-v // tiles.chunk), _squares(m, kernels.SIDE.value)
+    chunk = tiles.steps * kernels.STEP.value
+    pieces, chunks = -(-v // tiles.piece), -(-v // chunk)
+    compared = (-(-m // kernels.MANY.value)) ** 2
 
     new = logits.new_empty
     column_of, count = new((b, m), dtype=torch.int32), new((b,), dtype=torch.int32)
     of_pieces, figures = new((b, m, 3, pieces), dtype=torch.float64), new((b, m, kernels.FIGURES.value), dtype=_WIDE)
-    sums, overlap = new((b, squares, chunks, kernels.SIDE.value**2), dtype=_WIDE), new((b, m, m), dtype=_WIDE)
+    width = -(-m // 16) * 16
+    sums, overlap = new((b, compared, chunks, kernels.PAIRS.value), dtype=_WIDE), new((b, m, width), dtype=_WIDE)
     commit = new((b, k), dtype=torch.uint8)
     score, intensity, margin = (new((b, k), dtype=_WIDE) for _ in range(3))
     normalised = new((b, k, k), dtype=_WIDE)
@@ -91,38 +87,52 @@ def commit_by_kernels(
             *(logits, is_open, of_pieces, column_of, count, rows, columns, m, k, v),
             K=_power(k),
             W=tiles.piece,
-            num_warps=4,
+            num_warps=2,
         )
         kernels.row_figures[(m, b)](of_pieces, count, figures, m, pieces, P=_power(pieces), num_warps=1)
-        kernels.pair_sums[(squares, chunks, b)](
-            logits, column_of, count, figures, sums, rows, columns, m, v, CHUNK=tiles.chunk, W=tiles.width, num_warps=1
+        kernels.pair_sums[(compared, chunks, b)](
+            *(logits, column_of, count, figures, sums, rows, columns, m, v, chunk),
+            WHOLE=v % kernels.STEP.value == 0,
+            num_warps=1,
+            # Left alone the compiler takes half as many more, and fewer programs then share a multiprocessor.
+            maxnreg=96 if logits.element_size() == 2 else 104,
         )
-        kernels.pair_overlaps[(squares, b)](
-            sums, count, overlap, m, CHUNKS=chunks, BLOCK=min(128, _power(chunks)), num_warps=4
+        kernels.pair_overlaps[(2, compared, b)](
+            *(sums, count, overlap, m, width, compared),
+            CHUNKS=chunks,
+            BLOCK=min(128, _power(chunks)),
+            num_warps=4,
         )
-        kernels.settle[(b,)](
+        size, whole = settled_size(m, k), _power(k)
+        at_a_time = min(size, max(1, tiles.last // size))
+        settle = kernels.settle if at_a_time == size else kernels.settle_in_parts
+        settle[(b,)](
             *(is_open, column_of, count, figures, overlap),
             *(commit, score, intensity, margin, normalised),
-            *(threshold, m, k),
+            *(threshold, m, k, width),
             ITERATIONS=iterations,
             NORMALIZE=normalize == "max",
             BY_FIELD=fallback == "field",
-            M=_power(m),
-            M_ROWS=min(_power(m), max(1, tiles.tile // _power(m))),
-            K=_power(k),
-            K_ROWS=min(_power(k), max(1, tiles.tile // _power(k))),
-            num_warps=4 if _power(m) <= 32 else 8,
+            M=size,
+            M_ROWS=at_a_time,
+            K=whole,
+            K_ROWS=min(whole, max(1, tiles.last // whole)),
+            num_warps=8,
         )
     return MeanFieldCommit(
         commit=commit.view(torch.bool), score=score, intensity=intensity, margin=margin, overlap=normalised
     )
 
 
-def _squares(m: int, side: int) -> int:
-    """How many squares of pairs cover the upper triangle, when an odd number of groups is made even."""
-    groups = -(-m // side)
-    even = groups + groups % 2
-    return even // 2 * (even + 1)
+def settled_size(m: int, k: int) -> int:
+    """For how many open positions the last kernel is compiled: for all k, or if m is much less, a power of four fewer.
+
+    m shrinks while a text is generated, and a size that is new is compiled then. Up to 64 there is one size only.
+    """
+    size = _power(k)
+    while size > 64 and size // 4 >= m:
+        size //= 4
+    return size
 
 
 def _power(number: int) -> int:

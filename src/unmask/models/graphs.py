@@ -1,0 +1,99 @@
+"""Forward passes of one shape, captured as CUDA graphs: hundreds of launches become one.
+
+A shape is captured when it has come a few times: the first time compiles what has to be compiled, and a shape that does
+not come again is not worth it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Outputs: TypeAlias = tuple[Tensor, ...]
+Run: TypeAlias = Callable[..., Outputs]  # of tensors that lead with the rows, to such tensors
+Shape: TypeAlias = tuple[torch.Size, ...]
+
+
+class Graphs:
+    """The graphs of one function that always works on the same memory; not for two threads at a time."""
+
+    def __init__(self, *, after: int, pads: bool, steady: Collection[int] = (), most: int = 32) -> None:
+        self._after = after  # runs of a shape before it is captured
+        self._pads = pads  # whether rows may be added, so that a batch which shrinks is not captured at every size
+        self._steady = steady  # inputs that nobody changes in place: given again, they are not copied again
+        self._most = most
+        self._runs: Counter[Shape] = Counter()
+        self._captured: OrderedDict[Shape, _Graph] = OrderedDict()
+        self._pool: Any = None
+
+    def __call__(self, run: Run, *inputs: Tensor) -> Outputs:
+        """What the function gives; valid until the next call."""
+        rows = inputs[0].shape[0]
+        padded = padded_rows(rows) if self._pads else rows
+        shape = tuple(torch.Size([padded, *value.shape[1:]]) for value in inputs)
+        if shape not in self._captured:
+            self._runs[shape] += 1
+            if self._runs[shape] <= self._after:
+                return run(*inputs)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            own = [_repeat_last(value, padded) for value in inputs]
+            self._captured[shape] = _Graph(run, own, self._steady, self._pool)
+            if len(self._captured) > self._most:
+                self._captured.popitem(last=False)
+        self._captured.move_to_end(shape)
+        return tuple(value[:rows] for value in self._captured[shape](inputs))
+
+
+class PassGraphs:
+    """The graphs of passes over whole canvases, and over parts of them, that work on the same memory."""
+
+    def __init__(self) -> None:
+        self.whole = Graphs(after=2, pads=False)
+        # Padding costs little here: reading the weights is what takes the time. All but the tokens stay as they are.
+        self.part = Graphs(after=1, pads=True, steady=(1, 2, 3))
+
+
+class _Graph:
+    def __init__(self, run: Run, inputs: list[Tensor], steady: Collection[int], pool: Any) -> None:
+        self.inputs = inputs
+        self.steady = steady
+        self.given: list[Tensor | None] = [None] * len(inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        # Libraries set themselves up in the first call on a stream, which must not happen within a capture.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(*inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self.outputs = run(*inputs)
+
+    def __call__(self, inputs: tuple[Tensor, ...]) -> Outputs:
+        into, values = [], []
+        for index, (own, value) in enumerate(zip(self.inputs, inputs, strict=True)):
+            if value is not self.given[index]:
+                rows = value.shape[0]
+                into.append(own[:rows])
+                values.append(value)
+                if rows < own.shape[0]:
+                    # Rows that repeat the last one write what it writes.
+                    into.append(own[rows:])
+                    values.append(value[-1:].expand_as(own[rows:]))
+                if index in self.steady:
+                    self.given[index] = value
+        torch._foreach_copy_(into, values)
+        self.graph.replay()
+        return self.outputs
+
+
+def padded_rows(rows: int) -> int:
+    """1, 2, then multiples of 4."""
+    return rows if rows <= 2 else -(-rows // 4) * 4
+
+
+def _repeat_last(values: Tensor, rows: int) -> Tensor:
+    return torch.cat([values, values[-1:].expand(rows - values.shape[0], *values.shape[1:])])

@@ -1,0 +1,157 @@
+"""Decoding on a CUDA device: kernels, graphs and reused storage give the tokens of plain PyTorch on a CPU.
+
+Needs nothing but the package and pytest: `pytest -m gpu tests/engine/test_decode_cuda.py`.
+"""
+
+import pytest
+import torch
+
+from unmask import policies
+from unmask.cache.kv import KVCache, StoragePool
+from unmask.engine.canvas import Canvas
+from unmask.engine.decode import decode
+from unmask.models.random_weights import random_model
+from unmask.settings import Settings
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+LLADA = {
+    "model_type": "llada",
+    "d_model": 256,
+    "n_heads": 4,
+    "n_kv_heads": 4,
+    "n_layers": 3,
+    "mlp_hidden_size": 384,
+    "vocab_size": 600,
+    "max_sequence_length": 512,
+    "rope_theta": 10000.0,
+    "mask_token_id": 599,
+    "eos_token_id": 598,
+}
+DREAM = {
+    "model_type": "Dream",
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+    "vocab_size": 600,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "mask_token_id": 599,
+    "eos_token_id": 598,
+}
+PROMPTS = [
+    torch.randint(0, 590, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    for length in (5, 40, 23, 31, 12)
+]
+
+
+def twins(config, dtype=torch.float32):
+    """The same weights on the CPU in float32 and on the device."""
+    here = random_model(config, std=0.08, seed=1)
+    there = random_model(config, std=0.08, seed=1, device=torch.device("cuda"), dtype=dtype)
+    there.load_state_dict(here.state_dict())
+    return here, there
+
+
+def run(model, settings, policy="mean_field", *, prompts=PROMPTS, pool=None):
+    canvases = [Canvas.continuing(list(prompt), 48, mask_id=model.spec.mask_id, block_size=16) for prompt in prompts]
+    for _ in decode(model, canvases, policies.get(policy), settings, pool=pool):
+        pass
+    return [(canvas.tokens, canvas.step_map) for canvas in canvases]
+
+
+@pytest.mark.parametrize("policy", ["fixed", "mean_field", "threshold"])
+@pytest.mark.parametrize("refresh", ["block", "blocks:2", "drift:0.05"])
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+@pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
+def test_every_cache_gives_the_tokens_of_the_cpu(config, cache, refresh, policy, monkeypatch):
+    here, there = twins(config)
+    settings, pool = Settings(cache=cache, refresh=refresh), StoragePool()
+    expected = run(here, settings, policy)
+    for _ in range(3):  # first without graphs, then while they are captured, then with all of them
+        assert run(there, settings, policy, pool=pool) == expected
+    monkeypatch.setenv("UNMASK_KERNELS", "0")
+    assert run(there, settings, policy) == expected
+
+
+PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]
+
+
+@pytest.mark.parametrize("policy", PURE)
+def test_captured_decisions_are_those_of_the_cpu(policy):
+    here, there = twins(LLADA)
+    pool, decoded = StoragePool(), []
+    expected = run(here, Settings(), policy)
+    for _ in range(2):
+        decoded.append(run(there, Settings(), policy, pool=pool))
+    assert decoded == [expected, expected]
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_a_batch_gives_what_its_rows_give_alone(cache):
+    _, there = twins(LLADA)
+    settings, pool = Settings(cache=cache), StoragePool()
+    together = run(there, settings, pool=pool)
+    assert together == [run(there, settings, prompts=[prompt], pool=pool)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
+def test_a_replayed_graph_gives_the_logits_of_the_pass_it_captured(config):
+    _, there = twins(config, torch.bfloat16)
+    generator = torch.Generator("cuda").manual_seed(0)
+    cache = KVCache.new(5, 100, "cuda")
+    lengths = torch.tensor([100, 60, 99, 80, 71], device="cuda")
+    queries = torch.arange(30, 50, device="cuda").expand(5, -1)
+    with torch.inference_mode():
+        for _ in range(4):
+            tokens = torch.randint(0, 600, (5, 100), generator=generator, device="cuda")
+            there.predict(tokens, lengths=lengths, cache=cache)
+            replayed = there.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries).logits.clone()
+            there._cached.clear()
+            first = there.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries).logits.clone()
+            assert torch.equal(replayed, first)
+            for _ in range(2):  # captured for five rows padded to eight
+                there.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries)
+
+
+@pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_as_close_to_float32_as_plain_pytorch_does(config, dtype, monkeypatch):
+    here, there = twins(config, dtype)
+    tokens = torch.randint(0, 600, (3, 64), generator=torch.Generator().manual_seed(0))
+    lengths, queries = torch.tensor([64, 40, 51]), torch.arange(20, 36).expand(3, -1)
+
+    def passes(model, device):
+        cache = KVCache.new(3, 64, device)
+        options = {"lengths": lengths.to(device), "cache": cache, "at": queries.to(device)}
+        with torch.inference_mode():
+            whole = model.predict(tokens.to(device), **options).logits
+            part = model.predict(tokens.to(device) // 2, queries=queries.to(device), **options).logits
+        return torch.stack([whole.float().cpu(), part.float().cpu()])
+
+    exact = passes(here, "cpu")
+    fast = (passes(there, "cuda") - exact).abs()
+    monkeypatch.setenv("UNMASK_KERNELS", "0")
+    plain = (passes(there, "cuda") - exact).abs()
+    assert fast.mean() < 1.2 * plain.mean()
+    assert fast.max() < 2.0 * plain.max()
+
+
+def test_a_pass_reads_from_the_device_once():
+    _, there = twins(LLADA, torch.bfloat16)
+    reads = []
+    original = torch.Tensor.tolist
+    settings, pool = Settings(cache="dual"), StoragePool()
+    run(there, settings, "fixed", pool=pool)
+    canvases = [Canvas.continuing(PROMPTS[0], 48, mask_id=599, block_size=16)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "tolist", lambda self: reads.append(tuple(self.shape)) or original(self))
+        patch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a host read"))
+        patch.setattr(torch.Tensor, "__bool__", lambda self: pytest.fail("a host read"))
+        events = list(decode(there, canvases, policies.get("fixed"), settings, pool=pool))
+    assert len(reads) == len(events)
+    assert max(columns for _, columns in reads) <= 3 * 16 + 4
