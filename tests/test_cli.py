@@ -83,6 +83,19 @@ def test_the_embedded_model_answers_without_any_flag(capsys):
     assert captured.err == ""
 
 
+@pytest.mark.parametrize("quantize", ["fp8", "int8"])
+def test_a_model_is_quantised_on_request(quantize, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "t.jsonl"
+    prompt = "Countdown: 3,4,5,12"
+    assert run(["generate", prompt, "--device", "cpu", "--quantize", quantize, "--trace", str(path)]) == 0
+    assert capsys.readouterr().out.strip().endswith("=12")
+    assert Trace.load(path).header["quantize"] == quantize
+    opened = []
+    monkeypatch.setattr("unmask.terminal.converse", lambda talk: opened.append(talk.llm))
+    assert run(["chat", "--device", "cpu", "--quantize", quantize]) == 0
+    assert opened[0].model.quantized == quantize
+
+
 def test_a_prompt_that_the_embedded_model_does_not_know_is_answered_with_a_note(capsys):
     assert run(["generate", "Tell me a story", "--max-tokens", "8"]) == 0
     assert "load a real checkpoint with --model" in capsys.readouterr().err
@@ -204,6 +217,9 @@ WRONG = {
     "overlap without a trace": (["generate", "x", "--trace-overlap"], "--trace FILE"),
     "unknown command": (["generat"], "generate"),
     "unknown device": (["generate", "x", "--device", "gpu"], "unknown device"),
+    "unknown quantisation": (["generate", "x", "--quantize", "int9"], "did you mean 'int8'?"),
+    "unknown quantisation in a chat": (["chat", "--quantize", "fp16"], "known: fp8, int8"),
+    "quantised toy": (["generate", "x", "--quantize", "int8"], "'toy' has none"),
     "unknown dtype": (["generate", "x", "--dtype", "float23"], "did you mean 'float32'?"),
 }
 

@@ -59,6 +59,7 @@ def generate(
     set_: flags.PolicyField = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
+    quantize: flags.Quantize = None,
     revision: flags.Revision = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the checkpoint's chat template.")] = False,
     infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
@@ -70,7 +71,7 @@ def generate(
     """Continue one or more prompts (or fill the masks in them)."""
     texts = flags.read_prompts(prompts, file)
     flags.check_writable(trace)
-    llm = flags.load(model, device=device, dtype=dtype, revision=revision)
+    llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
     chosen = flags.choose_policy(llm, policy, set_)
     terminal.note(flags.about_model(model, texts))
     call, asked = flags.way_to_ask(llm, texts, chat=chat, infill=infill)
@@ -99,12 +100,13 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
+    quantize: flags.Quantize = None,
     revision: flags.Revision = None,
 ) -> None:
     """Talk with a model; /help lists the commands of the conversation."""
     from unmask.conversation import Conversation
 
-    llm = flags.load(model, device=device, dtype=dtype, revision=revision)
+    llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
     talk = Conversation(llm, policy=flags.choose_policy(llm, policy, set_), settings=settings, system=system)
     terminal.converse(talk)
 
@@ -135,6 +137,7 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="Instead of the recipe's tasks (may be repeated).")] = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
+    quantize: flags.Quantize = None,
     allow_unsandboxed: Annotated[
         bool, typer.Option("--allow-unsandboxed", help="Run code that a model wrote even without bubblewrap.")
     ] = False,
@@ -152,9 +155,10 @@ def evaluate(
     from unmask.evals.run import backend_named
 
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
-    places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task, "device": device, "dtype": dtype}
+    places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
+    how = {"device": device, "dtype": dtype, "quantize": quantize}
     truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
-    chosen = read(recipe, {**sizes, **places, **truths})
+    chosen = read(recipe, {**sizes, **places, **how, **truths})
     runner, folder = backend_named(backend), out or Path("runs") / recipe.stem
     try:
         with terminal.eval_progress() as heard:
@@ -210,8 +214,13 @@ def bench_rule(
     vocabulary: Annotated[
         list[int] | None, typer.Option(min=2, help="Vocabulary V (may be repeated). [default: 126464]")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,
-    dtype: Annotated[str, typer.Option(help="Of the logits: float32, bfloat16, float16 or float64.")] = "float32",
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows (may be repeated). [default: 1]")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]"
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the random logits.")] = 0,
@@ -227,7 +236,7 @@ def bench_rule(
         timings = measure(
             positions=tuple(positions or (32,)),
             vocabularies=tuple(vocabulary or (126_464,)),
-            batch=batch,
+            batches=tuple(batch or (1,)),
             dtype=dtype,
             device=device,
             repeats=repeats,
@@ -254,6 +263,7 @@ def bench_step(
     set_: flags.PolicyField = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
+    quantize: flags.Quantize = None,
     repeats: flags.Repeats = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights and prompts.")] = 0,
     as_json: flags.Json = False,
@@ -269,8 +279,9 @@ def bench_step(
     }
     sizes |= {"block_size": block_size, "repeats": repeats, "seed": seed}
     chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
+    chosen |= {"device": device, "dtype": dtype, "quantize": quantize}
     with terminal.status("preparing") as shown:
-        subject, workload = flags.for_bench(sizes, **chosen, device=device, dtype=dtype, policy=policy, pairs=set_)
+        subject, workload = flags.for_bench(sizes, **chosen, policy=policy, pairs=set_)
         timings = measure(subject, workload, on_progress=shown.update)
     if as_json:
         print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
@@ -286,13 +297,14 @@ def bench_generate(
     prompt_tokens: flags.PromptTokens = None,
     batch: flags.Batch = None,
     cache: flags.Cache = None,
-    refresh: Annotated[str, typer.Option(help="When a cache is recomputed: block, or blocks:N.")] = "block",
+    refresh: flags.Refresh = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 256,
     block_size: Annotated[int, typer.Option(min=1, help="Positions per block.")] = 32,
     policy: flags.BenchPolicy = None,
     set_: flags.PolicyField = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
+    quantize: flags.Quantize = None,
     repeats: flags.Repeats = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights and prompts.")] = 0,
     as_json: flags.Json = False,
@@ -306,10 +318,11 @@ def bench_generate(
         "caches": cache,
         "max_tokens": max_tokens,
     }
-    sizes |= {"block_size": block_size, "refresh": refresh, "repeats": repeats, "seed": seed}
+    sizes |= {"block_size": block_size, "refreshes": refresh, "repeats": repeats, "seed": seed}
     chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
+    chosen |= {"device": device, "dtype": dtype, "quantize": quantize}
     with terminal.status("preparing") as shown:
-        subject, workload = flags.for_bench(sizes, **chosen, device=device, dtype=dtype, policy=policy, pairs=set_)
+        subject, workload = flags.for_bench(sizes, **chosen, policy=policy, pairs=set_)
         timings = measure(subject, workload, on_progress=shown.update)
     if as_json:
         print("\n".join(json.dumps(timing.to_dict()) for timing in timings))

@@ -38,6 +38,7 @@ PolicyName = Annotated[
 PolicyField = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy.")]
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu. [default: the best there is]")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. [default: by device]")]
+Quantize = Annotated[str | None, typer.Option(help="fp8 or int8: weights of the blocks in 8 bits. [default: off]")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
@@ -57,6 +58,10 @@ PromptTokens = Annotated[
 Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
 Cache = Annotated[
     list[str] | None, typer.Option(help="none, prefix or dual (may be repeated). [default: each of them]")
+]
+Refresh = Annotated[
+    list[str] | None,
+    typer.Option(help="When a cache is recomputed: block, blocks:N or drift:X (may be repeated). [default: block]"),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each that count, after one that does not.")]
 BenchPolicy = Annotated[
@@ -140,10 +145,12 @@ def _prompt_in(line: str, place: str) -> str:
     return prompt
 
 
-def load(model: str, *, device: str | None, dtype: str | None, revision: str | None) -> Generator:
+def load(
+    model: str, *, device: str | None, dtype: str | None, revision: str | None, quantize: str | None = None
+) -> Generator:
     from unmask.engine.load import load as load_generator
 
-    return load_generator(model, device=device, dtype=dtype, revision=revision)
+    return load_generator(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
 
 
 def about_model(model: str, prompts: list[str]) -> str | None:
@@ -176,13 +183,15 @@ def for_bench(
     dtype: str | None,
     policy: str | None,
     pairs: list[str] | None,
+    quantize: str | None = None,
 ) -> tuple[MaskedLM, Workload]:
     """What to measure, and what to measure it with; sizes that were not typed are left to their defaults."""
     from unmask.bench.subject import open_model
     from unmask.bench.workload import Workload
 
     workload = Workload(**{key: value for key, value in sizes.items() if value is not None})
-    model = open_model(name, shape=shape, random_weights=random_weights, device=device, dtype=dtype, seed=workload.seed)
+    how: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize, "seed": workload.seed}
+    model = open_model(name, shape=shape, random_weights=random_weights, **how)
     chosen = choose_policy(model, policy or "fixed", pairs) if policy or pairs else None
     return model, replace(workload, policy=chosen)
 

@@ -265,23 +265,29 @@ def _entry(entry: Entry) -> Text:
 def show_rule_timings(timings: list[RuleTiming]) -> None:
     """Ours above the formula as printed, two lines a size."""
     first = timings[0]
-    title = f"mean-field rule: {first.device}, {first.threads} threads, {first.dtype}, batch {first.batch}"
+    title = f"mean-field rule: {first.device}, {first.threads} threads, {first.dtype}"
     table = Table(title=title, pad_edge=False)
-    for heading in ("m x V", "", "time", "memory", "error", "speed-up", "commits"):
+    for heading in ("batch", "m x V", "", "time", "memory", "error", "speed-up", "commits"):
         table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
     for timing in timings:
         commits = {True: "same", False: "differ", None: ""}[timing.same_commits]
         ours = _figures(timing.ours_ms, timing.ours_memory_mib, timing.ours_error)
         printed = _figures(timing.naive_ms, timing.naive_memory_mib, timing.naive_error)
         faster = "" if timing.speedup is None else f"{timing.speedup:.1f} x"
-        table.add_row(f"{timing.positions} x {timing.vocabulary}", "ours", *ours, faster, commits)
-        table.add_row("", "as printed", *printed, end_section=True)
+        size = [str(timing.batch), f"{timing.positions} x {timing.vocabulary}"]
+        table.add_row(*size, "ours", *ours, faster, commits)
+        table.add_row("", "", "as printed", *printed, end_section=True)
     table.caption = f"median of {first.repeats} runs; error of the overlap against float64, before it is normalised"
+    if first.copies > 1:
+        table.caption += (
+            "; ours replayed from a graph, on copies of the logits that together do not fit into the L2 cache"
+        )
     Console(highlight=False).print(table)
 
 
 def _figures(milliseconds: float | None, mebibytes: float | None, error: float | None) -> list[str]:
-    forms = ((milliseconds, "{:.2f} ms"), (mebibytes, "{:.0f} MiB"), (error, "{:.0e}"))
+    time = "{:.2f} ms" if milliseconds is None or milliseconds >= 1.0 else "{:.3f} ms"
+    forms = ((milliseconds, time), (mebibytes, "{:.0f} MiB"), (error, "{:.0e}"))
     return ["not measured" if value is None else form.format(value) for value, form in forms]
 
 
@@ -299,25 +305,31 @@ def show_step_timings(timings: list[StepTiming]) -> None:
 
 def show_generate_timings(timings: list[GenerateTiming]) -> None:
     """One line for each request."""
-    headings = ("prompt", "batch", "cache", "passes", "seconds", "tokens/s", "ms/pass", "first ms", "model", "policy")
+    headings = ("passes", "seconds", "tokens/s", "ms/pass", "first ms", "model", "policy", "rest", "floor", "s / floor")
+    refreshed = any(timing.request.refresh != "block" for timing in timings)
+    sizes = ("prompt", "batch", "cache", *(["refresh"] if refreshed else []))
     rows = []
     for timing in timings:
         request = timing.request
-        size = [str(request.prompt_tokens), str(request.batch), request.cache, str(timing.forward_passes)]
+        size = [str(request.prompt_tokens), str(request.batch), request.cache]
+        size += [request.refresh] if refreshed else []
         speed = [timing.seconds, timing.tokens_per_s, timing.ms_per_pass, timing.first_prefix_ms]
         parts = [timing.model_s, timing.policy_s, timing.rest_s, timing.floor_s]
-        rows.append([*size, *map(_short, [*speed, *parts]), _times(timing.ratio)])
-    _show_timings(timings[0].subject, (*headings, "rest", "floor", "s / floor"), rows)
+        figures = [str(timing.forward_passes), *map(_short, [*speed, *parts]), _times(timing.ratio)]
+        rows.append([*size, *figures])
+    _show_timings(timings[0].subject, (*sizes, *headings), rows)
 
 
 def _show_timings(subject: Subject, headings: tuple[str, ...], rows: list[list[str]]) -> None:
     console = Console(highlight=False)
     speeds = f"copies {_short(subject.copy_gb_per_s)} GB/s, multiplies {_short(subject.matmul_tflop_per_s)} TFLOP/s"
-    where = f"{subject.device_name} ({subject.device}), {subject.dtype}, {subject.threads} threads"
+    numbers = subject.dtype if subject.quantized is None else f"{subject.dtype}, {subject.quantized} weights"
+    where = f"{subject.device_name} ({subject.device}), {numbers}, {subject.threads} threads"
     console.print(Text(f"{subject.model}: {where}; {speeds}", style="bold"), soft_wrap=True)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("cache", "pass", "bound by") else "right", no_wrap=True)
+        left = heading in ("cache", "refresh", "pass", "bound by")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     _make_room(console, table, [False] * len(headings), console.width)

@@ -100,6 +100,7 @@ def test_batches_are_large_on_tiny_tasks_and_one_where_speed_is_compared() -> No
         ({"settings": {"seed": 3}}, True),
         ({"model": "GSAI-ML/LLaDA-8B-Base"}, False),
         ({"tasks": ["math500"]}, False),
+        ({"quantize": "int8"}, False),
     ],
 )
 def test_the_papers_values_stand_only_beside_its_own_protocol(changes: dict[str, Any], expected: bool) -> None:
@@ -110,6 +111,32 @@ def test_the_papers_values_stand_only_beside_its_own_protocol(changes: dict[str,
 def test_revisions_of_a_model_are_different_models() -> None:
     recipe = parse(GOOD | {"model": [{"path": "a", "revision": "old"}, "a"]})
     assert [expand(recipe, model, LLADA)[0].model for model in recipe.models] == ["a@old", "a"]
+
+
+def test_quantised_weights_are_a_model_of_their_own() -> None:
+    models = ["a", {"path": "a", "quantize": "int8"}, {"path": "a", "revision": "old", "quantize": "fp8"}]
+    recipe = parse(GOOD | {"model": models})
+    found = [expand(recipe, model, LLADA)[0] for model in recipe.models]
+    assert [cell.model for cell in found] == ["a", "a+int8", "a@old+fp8"]
+    assert len({cell.key for cell in found}) == 3
+    assert [cell.key.rpartition("-")[0] for cell in found] == [
+        *("a-sudoku-mean_field", "a-int8-sudoku-mean_field", "a-old-fp8-sudoku-mean_field")
+    ]
+
+
+def test_a_format_is_given_for_all_models_for_one_or_by_a_flag() -> None:
+    values = GOOD | {"model": ["a", {"path": "b", "quantize": "int8"}], "quantize": "fp8"}
+    assert [model.quantize for model in parse(values).models] == ["fp8", "int8"]
+    assert [model.quantize for model in parse(values, {"quantize": "int8"}).models] == ["int8", "int8"]
+    assert [model.quantize for model in parse(values | {"quantize": None}).models] == [None, "int8"]
+    with pytest.raises(UnmaskError, match=r"models has 'a\+int8' twice"):
+        parse(GOOD | {"model": ["a", {"path": "a", "quantize": "int8"}]}, {"quantize": "int8"})
+
+
+def test_a_model_that_is_not_quantised_resolves_to_what_it_always_did() -> None:
+    recipe = parse(GOOD | {"model": ["a", {"path": "a", "quantize": "int8"}]})
+    plain = {"path": "a", "device": None, "dtype": None, "revision": None}
+    assert recipe.to_dict()["models"] == [plain, plain | {"quantize": "int8"}]
 
 
 def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
@@ -148,6 +175,9 @@ def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
         ({"model": {"path": "toy", "torch_dtype": "float16"}}, "unknown key of a model 'torch_dtype'"),
         ({"model": 7}, "a model is a name or a folder"),
         ({"dtype": "float8"}, "dtype: unknown dtype 'float8'"),
+        ({"quantize": "int9"}, "quantize: unknown quantisation 'int9'; did you mean 'int8'? known: fp8, int8"),
+        ({"model": {"path": "a", "quantize": "bf16"}}, "quantize: unknown quantisation 'bf16'"),
+        ({"quantize": 8}, "a mapping with path, device, dtype, quantize and revision, got 'toy'"),
         ({"tasks": []}, "tasks is missing"),
         ({"tasks": ["sudokus"]}, "unknown task 'sudokus'; did you mean 'sudoku'?"),
         ({"tasks": ["gsm-8k"]}, "did you mean 'gsm8k'?"),
@@ -242,8 +272,8 @@ def test_make_runs_every_tiny_recipe_and_only_speed_has_the_device_alone(target:
     )
     lines = [line for line in made.stdout.splitlines() if "unmask eval recipes/tiny/" in line]
     recipes = [line.split("recipes/tiny/")[1].split(".yaml")[0] for line in lines]
-    # few-passes belongs to the page about tiny, not to the paper.
-    assert {*recipes, "few-passes"} == {path.stem for path in (RECIPES / "tiny").glob("*.yaml")}
+    # These belong to the pages about tiny, caches and quantised weights, not to the paper.
+    assert {*recipes, "few-passes", "refresh", "quantize"} == {path.stem for path in (RECIPES / "tiny").glob("*.yaml")}
     assert [recipe for recipe, line in zip(recipes, lines, strict=True) if "--shared" not in line] == ["speed"]
     assert recipes[-1] == "speed"
     assert set(recipes[:5]) == {"main"}  # whose rows the others take over

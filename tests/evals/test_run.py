@@ -21,6 +21,7 @@ from unmask.evals.recipe import Recipe, parse
 from unmask.evals.run import Progress, run
 from unmask.evals.store import CellFolder, cells_of
 from unmask.evals.tiny_suite import find, items_of, names
+from unmask.report.build import report
 from unmask.report.runs import read_runs
 
 VALUES: dict[str, Any] = {
@@ -189,8 +190,61 @@ def test_a_recipe_may_grow_in_its_folder_and_only_the_new_cells_are_measured(tmp
     assert json.loads((out / "run.json").read_text())["title"] == "Other"
 
 
+def test_a_folder_from_before_there_were_quantised_weights_is_taken_up_and_may_grow_by_them(
+    tmp_path: Path,
+) -> None:
+    one = {"model": "tiny", "tasks": ["countdown-3"], "policies": ["threshold"], "limit": 2}
+    out = tmp_path / "run"
+    run(recipe_of(**one), out=out)
+    about = json.loads((out / "run.json").read_text())
+    assert about["resolved"]["models"] == [{"path": "tiny", "device": "cpu", "dtype": None, "revision": None}]
+    loaded: list[str] = []
+    assert run(recipe_of(**one), out=out, on_load=loaded.append).new_cells == 0
+    grown = recipe_of(**one | {"model": ["tiny", {"path": "tiny", "quantize": "int8"}]})
+    finished = run(grown, out=out, on_load=loaded.append)
+    assert (loaded, finished.new_cells) == (["tiny+int8"], 1)
+    assert [cell.cell.model for cell in finished.cells] == ["tiny", "tiny+int8"]
+    # They come from the same file, and so only the name tells them apart.
+    assert len({cell.about["weights"] for cell in finished.cells}) == 1
+    assert run(grown, out=out, on_load=loaded.append).new_cells == 0
+    assert loaded == ["tiny+int8"]
+    with pytest.raises(UnmaskError, match="holds a run with other values of models"):
+        run(parse(VALUES | one, {"quantize": "fp8"}), out=out)
+
+
+def test_quantised_and_plain_results_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does a run beside another take over its cells, nor does a table compare them."""
+    given: list[str | None] = []
+    real = runs.load
+
+    def watch(path: str, *, quantize: str | None = None, **options: Any) -> Any:
+        given.append(quantize)
+        return real(path, quantize=quantize, **options)
+
+    monkeypatch.setattr(runs, "load", watch)
+    values = VALUES | {"model": "tiny", "tasks": ["countdown-3"], "policies": ["threshold", "fixed"], "limit": 2}
+    run(parse(values), out=tmp_path / "plain")
+    finished = run(parse(values, {"quantize": "int8"}), out=tmp_path / "quantised")
+    assert (given, finished.taken, finished.new_cells) == ([None, "int8"], {}, 2)
+    made = report([tmp_path])
+    tables = [table for table in made.tables if table.name.startswith("main-") and not table.details]
+    assert [table.title.partition(":")[0] for table in tables if "duels" not in table.name] == [
+        *("tiny, countdown-3", "tiny+int8, countdown-3")
+    ]
+    keys = {cell["cell"]["model"]: set() for cell in made.to_dict()["cells"]}
+    for cell in made.to_dict()["cells"]:
+        keys[cell["cell"]["model"]].add(cell["baseline"].split("-countdown")[0])
+    assert keys == {"tiny": {"tiny"}, "tiny+int8": {"tiny-int8"}}
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"model": "no/such/folder"}, {"device": "nodevice"}, {"policies": ["wino"], "model": "dream"}]
+    "wrong",
+    [
+        {"model": "no/such/folder"},
+        {"device": "nodevice"},
+        {"policies": ["wino"], "model": "dream"},
+        {"quantize": "int8"},  # of the toy, which has no weights
+    ],
 )
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, dream_folder: Path, wrong: dict[str, Any]) -> None:
     wrong = wrong | ({"model": str(dream_folder)} if wrong.get("model") == "dream" else {})
@@ -292,6 +346,7 @@ def test_the_command_prints_a_table_then_has_nothing_left_to_do(
         (["small.yaml", "--backend", "rya"], "unknown backend 'rya'"),
         (["small.yaml", "--model", "no/such/folder"], "there is no such folder"),
         (["small.yaml", "--limit", "0"], "limit"),
+        (["small.yaml", "--quantize", "int9"], "small.yaml: quantize: unknown quantisation 'int9'"),
     ],
 )
 def test_a_wrong_command_is_one_line(

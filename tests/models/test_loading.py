@@ -140,11 +140,6 @@ def test_a_home_folder_may_be_abbreviated(monkeypatch: pytest.MonkeyPatch, llada
     assert load_model(f"~/{llada_folder.name}", device="cpu").model.spec.family == "llada"
 
 
-def test_quantisation_is_not_available_yet(llada_folder: Path) -> None:
-    expected = "quantize='int8': no quantisation is available in this version; leave it out"
-    assert refusal(llada_folder, quantize="int8") == expected
-
-
 def test_a_revision_of_a_folder_is_refused(llada_folder: Path) -> None:
     expected = f"revision='main' applies to names on the hub, but '{llada_folder}' is a folder here"
     assert refusal(llada_folder, revision="main") == expected

@@ -23,7 +23,8 @@ def test_a_model_that_does_not_fit_is_refused_with_both_figures(
         load_model(llada_folder, device="cpu")
     assert str(caught.value) == (
         f"{llada_folder} needs 3.00 GiB on cpu, but 0.06 GiB are free; "
-        "use dtype='bfloat16' if it is not that already, a smaller model, or a machine with more memory"
+        "use dtype='bfloat16' if it is not that already, quantize='int8', a smaller model, "
+        "or a machine with more memory"
     )
 
 

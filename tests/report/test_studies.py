@@ -101,6 +101,23 @@ def test_a_study_tells_the_setting_around_which_it_turns(tmp_path):
     assert "mean_field (threshold=0.6)" in table_of(made, "lengths").title
 
 
+def test_weights_in_8_bits_are_compared_with_those_they_come_from(tmp_path):
+    describe(tmp_path, "weights")
+    for task in ("sudoku", "countdown"):
+        for model, right in (("a/tiny+fp8", [True, False] * 20), ("a/tiny", [True] * 40), ("a/tiny+int8", [True] * 40)):
+            write(tmp_path, cell_of(model=model, task=task), passes=8.0, right=right)
+    write(tmp_path, cell_of(model="other+int8"), passes=8.0, right=0.9)
+    first, second = [table for table in report([tmp_path]).tables if table.name.startswith("weights")]
+    assert first.name == "weights-tiny-mean-field"
+    found = [tuple(row[key].main for key in ("task", "weights", "accuracy")) for row in first.rows]
+    of_task = [("float32", "100.0"), ("int8", "100.0"), ("fp8", "50.0")]
+    assert found == [(task, *rest) for task in ("sudoku", "countdown") for rest in of_task]
+    assert first.sections == [3]
+    assert [row["won_lost"].main for row in first.rows if "won_lost" in row] == ["0 : 0", "0 : 20"] * 2
+    assert [row["weights"].main for row in second.rows] == ["int8"]
+    assert "won_lost" not in second.rows[0]
+
+
 def test_lengths_are_compared_with_the_shortest_of_their_task(tmp_path):
     describe(tmp_path, "lengths")
     for task in ("sudoku", "countdown-3"):

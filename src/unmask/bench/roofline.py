@@ -2,7 +2,7 @@
 
 Counts the matrix products and the attention; everything else a perfect kernel would do on the way. Each of them reads
 its inputs once and writes its outputs once, and takes as long as the slower of its bytes and its arithmetic. They run
-one after the other, so the floor of a pass is their sum.
+one after the other, so the floor of a pass is their sum. Quantised weights are read as they are stored.
 """
 
 from __future__ import annotations
@@ -85,29 +85,32 @@ def measure_ceilings(
     return Ceilings(bytes_per_s=1000.0 * n_bytes / copy_ms, flops_per_s=1000.0 * 2 * width**3 / product_ms)
 
 
-def operations(shape: TransformerShape, call: Call, itemsize: int) -> list[Operation]:
-    """The operations of one call, each summed over the layers."""
+def operations(shape: TransformerShape, call: Call, itemsize: int, *, quantized: bool = False) -> list[Operation]:
+    """The operations of one call, each summed over the layers; `quantized`: the weights of the layers have 8 bits."""
     tokens, queries = call.rows * call.positions, shape.n_heads * shape.head_width
     stored = 2 * shape.n_kv_heads * shape.head_width  # keys and values of a position
+    own = {"itemsize": itemsize, "quantized": quantized}
     layer = {
-        "queries, keys and values": _product(tokens, shape.width, queries + stored),
+        "queries, keys and values": _product(tokens, shape.width, queries + stored, **own),
         "attention": (
-            call.rows * call.keys * stored + 2 * tokens * queries,
+            itemsize * (call.rows * call.keys * stored + 2 * tokens * queries),
             4 * tokens * call.keys * queries,
         ),
-        "attention output": _product(tokens, queries, shape.width),
+        "attention output": _product(tokens, queries, shape.width, **own),
         # Gate and up make one number of two before anything is written.
-        "feed-forward in": _product(tokens, shape.width, 2 * shape.hidden, written=shape.hidden),
-        "feed-forward out": _product(tokens, shape.hidden, shape.width),
+        "feed-forward in": _product(tokens, shape.width, 2 * shape.hidden, written=shape.hidden, **own),
+        "feed-forward out": _product(tokens, shape.hidden, shape.width, **own),
     }
-    found = [(name, shape.n_layers * numbers, shape.n_layers * flops) for name, (numbers, flops) in layer.items()]
-    found.append(("head", *_product(call.rows * call.predicted, shape.width, shape.vocab_size)))
-    return [Operation(name=name, n_bytes=numbers * itemsize, flops=flops) for name, numbers, flops in found]
+    found = [(name, shape.n_layers * n_bytes, shape.n_layers * flops) for name, (n_bytes, flops) in layer.items()]
+    found.append(("head", *_product(call.rows * call.predicted, shape.width, shape.vocab_size, itemsize=itemsize)))
+    return [Operation(name=name, n_bytes=n_bytes, flops=flops) for name, n_bytes, flops in found]
 
 
-def floor(shape: TransformerShape, calls: Sequence[Call], itemsize: int, ceilings: Ceilings) -> Floor:
+def floor(
+    shape: TransformerShape, calls: Sequence[Call], itemsize: int, ceilings: Ceilings, *, quantized: bool = False
+) -> Floor:
     """The least that these calls, one after the other, can take with numbers of `itemsize` bytes."""
-    found = [operation for call in calls for operation in operations(shape, call, itemsize)]
+    found = [operation for call in calls for operation in operations(shape, call, itemsize, quantized=quantized)]
     seconds = sum(operation.seconds(ceilings) for operation in found)
     moving = sum(operation.seconds(ceilings) for operation in found if operation.is_moving(ceilings))
     return Floor(
@@ -118,7 +121,11 @@ def floor(shape: TransformerShape, calls: Sequence[Call], itemsize: int, ceiling
     )
 
 
-def _product(tokens: int, inputs: int, outputs: int, *, written: int | None = None) -> tuple[int, int]:
-    """Numbers moved, and operations, of `tokens` rows times a matrix of weights."""
-    moved = inputs * outputs + tokens * (inputs + (outputs if written is None else written))
-    return moved, 2 * tokens * inputs * outputs
+def _product(
+    tokens: int, inputs: int, outputs: int, *, itemsize: int, written: int | None = None, quantized: bool = False
+) -> tuple[int, int]:
+    """Bytes moved, and operations, of `tokens` rows times a matrix of weights."""
+    # A quantised weight is one byte, and every output has a scale in float32.
+    weights = outputs * (inputs + 4) if quantized else outputs * inputs * itemsize
+    moved = itemsize * tokens * (inputs + (outputs if written is None else written))
+    return weights + moved, 2 * tokens * inputs * outputs

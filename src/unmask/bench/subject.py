@@ -11,11 +11,13 @@ import torch
 
 from unmask import __version__
 from unmask.bench.roofline import Ceilings, measure_ceilings
+from unmask.engine.request import quantization_of
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM
 from unmask.models.config import Config
 from unmask.models.device import choose_device, device_name
 from unmask.models.loading import TINY, choose_dtype, load_model
+from unmask.models.quantized import check_format
 from unmask.models.random_weights import random_model
 
 # The sizes of the published checkpoints, in the words of their config.json.
@@ -58,6 +60,7 @@ class Subject:
     device: str
     device_name: str
     dtype: str
+    quantized: str | None  # format of the blocks' weights; None: the dtype
     threads: int
     copy_gb_per_s: float
     matmul_tflop_per_s: float
@@ -71,6 +74,7 @@ class Subject:
             device=str(model.device),
             device_name=device_name(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
+            quantized=quantization_of(model),
             threads=torch.get_num_threads(),
             copy_gb_per_s=ceilings.bytes_per_s / 1e9,
             matmul_tflop_per_s=ceilings.flops_per_s / 1e12,
@@ -89,6 +93,7 @@ def open_model(
     random_weights: bool = False,
     device: str | None = None,
     dtype: str | None = None,
+    quantize: str | None = None,
     seed: int = 0,
 ) -> MaskedLM:
     """A checkpoint by folder or name, or random weights in a checkpoint's or a published shape.
@@ -100,14 +105,15 @@ def open_model(
     if shape is not None and not random_weights:
         raise UnmaskError(f"--shape {shape} says how large a model is, not what it knows: add --random-weights")
     place, wanted = choose_device(device), choose_dtype(dtype)
+    check_format(quantize, place)
     if name is not None and not random_weights:
-        return load_model(name, device=place, dtype=wanted).model
+        return load_model(name, device=place, dtype=wanted, quantize=quantize).model
     if name is None and shape is None:
         shape = "llada-8b" if place.type == "cuda" else "tiny"
     config = _config_of(name) if name is not None else _config_of_shape(str(shape))
     called = f"{shape if name is None else Path(name).name} with random weights"
     default = torch.bfloat16 if place.type == "cuda" else torch.float32
-    return random_model(config, seed=seed, device=place, dtype=wanted or default, name=called)
+    return random_model(config, seed=seed, device=place, dtype=wanted or default, name=called, quantize=quantize)
 
 
 def ceilings_of(model: MaskedLM) -> Ceilings:

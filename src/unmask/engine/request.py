@@ -49,6 +49,8 @@ class Plan:
             "dtype": _plain(model.dtype),
             "versions": {name: version(name) for name in ("unmask", "torch")},
         }
+        if (quantize := quantization_of(model)) is not None:
+            header["quantize"] = quantize
         if noise != torch.float64:
             header["notes"] = [
                 f"{model.device.type} has no float64: what the public code does in it was done in {_plain(noise)}"
@@ -77,6 +79,11 @@ def preset_name(spec: ModelSpec) -> str:
     own = spec.name.lower()
     others = {"llada", "dream"} - {spec.convention}
     return spec.name if spec.convention in own and not any(other in own for other in others) else spec.convention
+
+
+def quantization_of(model: MaskedLM) -> str | None:
+    """In which 8-bit format the weights of the model's blocks are kept; None: in the model's dtype."""
+    return getattr(model, "quantized", None)
 
 
 def _merged(settings: Settings | None, shorthand: dict[str, Any]) -> Settings:

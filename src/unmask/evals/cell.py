@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = "unmask.eval/1"
-TABLES = ("main", "ablation", "sensitivity", "blocks", "curves", "lengths", "speed")  # what a run may be for
+TABLES = ("main", "ablation", "sensitivity", "blocks", "curves", "lengths", "speed", "weights")  # what a run may be for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,4 +57,5 @@ class Generation:
     passes: int
     seconds: dict[str, float]  # 'model', 'policy', 'rest'; of a batch, the row's share
     truncated: bool = False  # shots or text were left out to fit the model
+    refreshes: int | None = None  # passes that renewed a cache; None: nobody counted
     note: dict[str, Any] = field(default_factory=dict)  # task-specific, e.g. the kind of item

@@ -100,7 +100,7 @@ def _follows_paper(checkpoint: Checkpoint, facts: Facts, task: str, settings: Se
     Which policy it is, with which block and sampling, the tables look up themselves.
     """
     name = checkpoint.path.rstrip("/").rsplit("/", 1)[-1].lower()
-    if name not in PAPER_MODELS or task not in PAPER_TASKS:
+    if name not in PAPER_MODELS or task not in PAPER_TASKS or checkpoint.quantize is not None:
         return False
     plain, given = Settings(max_tokens=LENGTH).to_dict(), settings.to_dict()
     unchanged = all(

@@ -21,7 +21,8 @@ from unmask.evals.cell import TABLES
 from unmask.evals.harness import benchmark_names, unknown_task
 from unmask.settings import Settings
 
-CHECKPOINT_KEYS = ("path", "device", "dtype", "revision")
+CHECKPOINT_KEYS = ("path", "device", "dtype", "quantize", "revision")
+SHARED_KEYS = ("device", "dtype", "quantize")  # which a recipe may also give for all of its models
 
 # What other projects call our keys, and where it goes here.
 _FOREIGN = {
@@ -48,11 +49,19 @@ class Checkpoint:
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
+    quantize: str | None = None
 
     @property
     def name(self) -> str:
-        """What cells call it: two revisions are two models."""
-        return self.path if self.revision is None else f"{self.path}@{self.revision}"
+        """What cells call it: two revisions are two models, and so are quantised weights and those they come from."""
+        revision = "" if self.revision is None else f"@{self.revision}"
+        quantize = "" if self.quantize is None else f"+{self.quantize}"
+        return f"{self.path}{revision}{quantize}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `quantize` only where it is set, as in runs from before there was such a thing."""
+        plain = asdict(self)
+        return plain if self.quantize is not None else {key: plain[key] for key in plain if key != "quantize"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +94,12 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as JSON has it."""
-        plain = asdict(self)
+        plain = asdict(self) | {"models": [model.to_dict() for model in self.models]}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
 
 _KEYS = {
-    *("model", "models", "policy", "policies", "settings", "task", "tasks", "device", "dtype"),
+    *("model", "models", "policy", "policies", "settings", "task", "tasks", *SHARED_KEYS),
     *(item.name for item in fields(Recipe) if item.name != "name"),
 }
 
@@ -179,14 +188,20 @@ def _checkpoint(reader: _Reader, item: Any, values: Mapping[str, Any], typed: Ma
     for key in given:
         if key not in CHECKPOINT_KEYS:
             reader.refuse_key("key of a model", key, CHECKPOINT_KEYS)
-    shared = {key: values[key] for key in ("device", "dtype") if values.get(key) is not None}
-    given = shared | given | {key: typed[key] for key in ("device", "dtype") if key in typed}
+    shared = {key: values[key] for key in SHARED_KEYS if values.get(key) is not None}
+    given = shared | given | {key: typed[key] for key in SHARED_KEYS if key in typed}
     if not all(isinstance(value, str) and value for value in given.values()) or "path" not in given:
-        reader.fail(f"a model is a name or a folder, or a mapping with path, device, dtype and revision, got {item!r}")
+        keys = ", ".join(CHECKPOINT_KEYS[:-1])
+        reader.fail(f"a model is a name or a folder, or a mapping with {keys} and {CHECKPOINT_KEYS[-1]}, got {item!r}")
     if "dtype" in given:
         from unmask.models.loading import choose_dtype
 
         reader.checked("dtype", lambda: choose_dtype(given["dtype"]))
+    if "quantize" in given:
+        from unmask.models.quantized import FORMATS
+
+        if given["quantize"] not in FORMATS:
+            reader.fail(f"quantize: {UnknownName('quantisation', given['quantize'], FORMATS)}")
     return Checkpoint(**given)
 
 

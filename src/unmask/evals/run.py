@@ -194,7 +194,13 @@ class _Job:
 
 
 def _run_model(job: _Job, checkpoint: Checkpoint, tracker: _Tracker) -> list[CellFolder]:
-    llm = load(checkpoint.path, device=checkpoint.device, dtype=checkpoint.dtype, revision=checkpoint.revision)
+    llm = load(
+        checkpoint.path,
+        device=checkpoint.device,
+        dtype=checkpoint.dtype,
+        quantize=checkpoint.quantize,
+        revision=checkpoint.revision,
+    )
     facts, weights = facts_of(llm), fingerprint(checkpoint.path, revision=checkpoint.revision)
     cells = expand(job.recipe, checkpoint, facts)
     for cell in cells:

@@ -6,6 +6,7 @@ given.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from unmask.engine.generator import Generator
     from unmask.policies import Policy
     from unmask.settings import Settings
-    from unmask.types import Output
+    from unmask.types import Output, StepEvent
 
 DEFAULT_ITEMS = 500
 COUNTDOWN_SIZES = (3, 4)
@@ -53,10 +54,9 @@ def run_tiny(
     for batch in _batches(llm, items, folder.cell.batch_size):
         missing = [number for number in batch if number not in folder.generations]
         if missing:
-            prompts = [items[number].prompt for number in missing]
-            outputs = llm.generate(prompts, policy=policy, settings=settings, batch_size=len(prompts), timed=True)
+            found = _decode(llm, [items[number] for number in missing], policy, settings)
             folder.add(
-                _generation(llm, number, items[number], output) for number, output in zip(missing, outputs, strict=True)
+                _generation(llm, number, items[number], *one) for number, one in zip(missing, found, strict=True)
             )
             _score(task, items, folder, missing)
             on_item(len(folder.scores), len(items))
@@ -68,6 +68,18 @@ def _batches(llm: Generator, items: list[Item], size: int) -> list[list[int]]:
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
+def _decode(llm: Generator, items: list[Item], policy: Policy, settings: Settings) -> list[tuple[Output, int]]:
+    """One batch; with each output, the number of passes that renewed a cache."""
+    refreshes: Counter[int] = Counter()
+
+    def count(event: StepEvent) -> None:
+        refreshes[event.row] += event.refreshed
+
+    prompts = [item.prompt for item in items]
+    options = {"policy": policy, "settings": settings, "batch_size": len(prompts), "timed": True, "on_step": count}
+    return [(output, refreshes[row]) for row, output in enumerate(llm.generate(prompts, **options))]
+
+
 def _score(task: Task, items: list[Item], folder: CellFolder, numbers: list[int]) -> None:
     if numbers:
         texts = [folder.generations[number].text for number in numbers]
@@ -75,7 +87,7 @@ def _score(task: Task, items: list[Item], folder: CellFolder, numbers: list[int]
         folder.add_scores({number: {"correct": float(ok)} for number, ok in zip(numbers, right, strict=True)})
 
 
-def _generation(llm: Generator, number: int, item: Item, output: Output) -> Generation:
+def _generation(llm: Generator, number: int, item: Item, output: Output, refreshes: int) -> Generation:
     timing = output.timing
     assert timing is not None
     seconds = {"model": timing.model_s, "policy": timing.policy_s, "rest": timing.rest_s}
@@ -88,5 +100,6 @@ def _generation(llm: Generator, number: int, item: Item, output: Output) -> Gene
         tokens_answer=output.usage.completion_tokens,
         passes=output.usage.forward_passes,
         seconds={part: round(spent, 6) for part, spent in seconds.items()},
+        refreshes=refreshes,
         note={"kind": item.kind},
     )

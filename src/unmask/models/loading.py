@@ -6,6 +6,7 @@ will fit. Never runs code from a checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,9 +19,11 @@ from unmask.errors import CheckpointError, UnknownName, UnmaskError
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
 from unmask.models.config import Config
 from unmask.models.device import choose_device
+from unmask.models.family import Family
 from unmask.models.foreign import family_of
 from unmask.models.hub import download
 from unmask.models.memory import check_memory, memory_errors
+from unmask.models.quantized import check_format, fill_quantized, quantized_bytes
 from unmask.models.tokenizer import TextCodec
 from unmask.models.weights import Weights
 
@@ -43,19 +46,21 @@ def load_model(
 
     device: default CUDA if there is one, else MPS, else the CPU.
     dtype:  default float32 on CPU and MPS, the checkpoint's own on CUDA.
+    quantize: 'fp8' or 'int8' keeps the weights of the blocks in 8 bits (see quantized.py); the rest has the dtype.
     """
-    if quantize is not None:
-        raise UnmaskError(f"quantize={quantize!r}: no quantisation is available in this version; leave it out")
     place, wanted = choose_device(device), choose_dtype(dtype)
+    check_format(quantize, place)
     name = str(path_or_name)
     if name == "toy":
         if revision is not None:
             raise UnmaskError(f"revision={revision!r} applies to names on the hub, but 'toy' is built in")
+        if quantize is not None:
+            raise UnmaskError(f"quantize={quantize!r} applies to weights, and 'toy' has none; leave it out")
         from unmask.models.toy import load_toy
 
         return load_toy(device=place, dtype=wanted or torch.float32)
     folder = checkpoint_folder(name, revision=revision, token=token, cache_dir=cache_dir)
-    return _load_folder(folder, name, place, wanted)
+    return _load_folder(folder, name, place, wanted, quantize)
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -88,7 +93,9 @@ def checkpoint_folder(
     return download(name, revision=revision, token=token, cache_dir=cache_dir)
 
 
-def _load_folder(folder: Path, name: str, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
+def _load_folder(
+    folder: Path, name: str, device: torch.device, dtype: torch.dtype | None, quantize: str | None
+) -> LoadedModel:
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{folder}: there is no config.json, so this is not a checkpoint")
     config = Config.read(folder / "config.json")
@@ -106,12 +113,26 @@ def _load_folder(folder: Path, name: str, device: torch.device, dtype: torch.dty
     with torch.device("meta"):
         model = family.build(config, spec).to(dtype)
     weights.check(family.slots(model))
-    needed = weights.n_bytes(dtype)
+    needed = weights.n_bytes(dtype) if quantize is None else quantized_bytes(model, dtype)
     check_memory(needed, device, what=name)
     with memory_errors(needed, device, what=name):
-        model = model.to_empty(device=device)
-        weights.fill(family.slots(model))
+        if quantize is None:
+            weights.fill(family.slots(model.to_empty(device=device)))
+        else:
+            fill_quantized(model, quantize, device, _filler(family, model, weights))
     return LoadedModel(model=ready(model), codec=codec)
+
+
+def _filler(family: Family, model: nn.Module, weights: Weights) -> Callable[[], None]:
+    """Fills the parameters that have left the meta device since it was called last."""
+    filled = set()
+
+    def fill() -> None:
+        slots = {name: slot for name, slot in family.slots(model).items() if not slot.is_meta and name not in filled}
+        weights.fill(slots)
+        filled.update(slots)
+
+    return fill
 
 
 def ready(model: nn.Module) -> MaskedLM:

@@ -81,4 +81,4 @@ def _gib(amount: int) -> str:
 
 def _way_out(device: torch.device) -> str:
     other = "a machine with more memory" if device.type == "cpu" else "a larger device or device='cpu'"
-    return f"use dtype='bfloat16' if it is not that already, a smaller model, or {other}"
+    return f"use dtype='bfloat16' if it is not that already, quantize='int8', a smaller model, or {other}"

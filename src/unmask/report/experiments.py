@@ -1,4 +1,4 @@
-"""The tables of each experiment; those of curves, response lengths and speed have files of their own."""
+"""The tables of each experiment; those of curves, response lengths, speed and weights have files of their own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from unmask.report.results import (
 from unmask.report.speed import speed_tables
 from unmask.report.sweeps import VARIANTS, ablations, sweep_of, sweeps, unique, without_copies
 from unmask.report.table import Column, Entry, Table, estimate, mark_best, number, words
+from unmask.report.weights import weight_tables
 
 SIGNS = {"threshold": "τ", "iterations": "R", "block_size": "block"}
 
@@ -195,4 +196,5 @@ TABLES: dict[str, Callable[[Sequence[Measured]], list[Table]]] = {
     "curves": curve_tables,
     "lengths": length_tables,
     "speed": speed_tables,
+    "weights": weight_tables,
 }

@@ -1,0 +1,184 @@
+"""Linear layers whose weights are kept in 8 bits: half the memory of bfloat16, and half the bytes to read in a pass.
+
+Symmetric, with one scale for each output: weight = scale * stored, where `stored` is float8_e4m3fn or int8. Only the
+layers of the blocks are quantised. Embedding and head stay in the model's dtype: a lookup reads few rows of the one,
+and the other makes the logits whose margins decide what is committed. Activations are never rounded.
+
+On a CUDA device with Triton, a few rows meet the stored bytes themselves (triton_linear.py); for many rows, and on any
+other device, the weights are widened first. What that does to the time depends on the rows. On one H200, with the
+shapes of LLaDA-8B, the products take 0.7 of their time in bfloat16 with 32 rows (a block of 32, a batch of one), about
+the same with 64, 1.7 times as long with 256 (a batch of eight), and a tenth to a fifth longer with 4,096 (a refresh). So
+it is for small batches with a cache, or for what would not fit otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from unmask.errors import UnknownName, UnmaskError
+
+FORMATS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+# Inputs are padded to a multiple of this many, so that what the kernel reads is aligned.
+_GRAIN = 64
+# Outputs whose weights are in float32 at a time while they are quantised.
+_PIECE = 256
+# Above this many rows it is faster to widen the weights and leave the product to the vendor's library. Below, down to
+# about 64, neither is as fast as weights that are wide already.
+_FEW_ROWS = 256
+
+
+def check_format(quantize: str | None, device: torch.device) -> None:
+    """Refuse a name that is no format, or not one of the device."""
+    if quantize is not None and quantize not in FORMATS:
+        raise UnknownName("quantisation", str(quantize), FORMATS)
+    if quantize == "fp8" and device.type == "mps":
+        raise UnmaskError("quantize='fp8' is not for mps, which has no such numbers; use quantize='int8'")
+
+
+def quantize_rows(weight: Float[Tensor, "n k"], kind: torch.dtype) -> tuple[Num[Tensor, "n k"], Float[Tensor, " n"]]:
+    """The nearest stored numbers, and the scale of each row, by which its largest weight is the largest number."""
+    pieces = [_quantize_piece(piece, kind) for piece in weight.split(_PIECE)]
+    return torch.cat([stored.view(torch.int8) for stored, _ in pieces]).view(kind), torch.cat([s for _, s in pieces])
+
+
+def _quantize_piece(weight: Float[Tensor, "n k"], kind: torch.dtype) -> tuple[Num[Tensor, "n k"], Float[Tensor, " n"]]:
+    wide, largest = weight.float(), _LARGEST[kind]
+    scale = wide.abs().amax(1) / largest
+    ratio = wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    ratio = ratio if kind.is_floating_point else ratio.round()
+    return ratio.clamp(-largest, largest).to(kind), scale
+
+
+def interleave(stored: Num[Tensor, "n k"]) -> Num[Tensor, "n kk"]:
+    """As the kernel reads a row: with Q words of four bytes, byte j of word q belongs to input j Q + q."""
+    padded = F.pad(stored.view(torch.int8), (0, -stored.shape[1] % _GRAIN))
+    return padded.unflatten(1, (4, -1)).transpose(1, 2).flatten(1).view(stored.dtype)
+
+
+def deinterleave(stored: Num[Tensor, "n kk"], k: int) -> Num[Tensor, "n k"]:
+    plain = stored.view(torch.int8).unflatten(1, (-1, 4)).transpose(1, 2).flatten(1)[:, :k]
+    return plain.contiguous().view(stored.dtype)
+
+
+class QuantizedLinear(nn.Module):
+    """Takes the place of an nn.Linear."""
+
+    stored: Tensor
+    scale: Tensor
+    arrived: Tensor
+
+    def __init__(self, linear: nn.Linear, quantize: str) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        stored, scale = quantize_rows(linear.weight.detach(), FORMATS[quantize])
+        self.register_buffer("stored", interleave(stored))
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+        # Counters that a launch leaves as it finds them, at zero.
+        tiles = -(-self.out_features // 64) * (_FEW_ROWS // 64)
+        self.register_buffer("arrived", torch.zeros(tiles, dtype=torch.int32, device=scale.device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        """What is stored moves to another device with the model, but `model.to(dtype)` leaves it as it is."""
+        kept = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, buffer in kept.items():
+            after = getattr(self, name)
+            if after.dtype != buffer.dtype:
+                setattr(self, name, buffer.to(after.device))
+        return self
+
+    def weight(self, dtype: torch.dtype) -> Float[Tensor, "n k"]:
+        """The weights, widened."""
+        if _kernels_run(self.stored.device):
+            from unmask.models.triton_linear import widened
+
+            return widened(
+                self.stored.view(torch.int32), self.scale, self.in_features, kind=self.stored.dtype, dtype=dtype
+            )
+        return (deinterleave(self.stored, self.in_features).float() * self.scale[:, None]).to(dtype)
+
+    def forward(self, x: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows n"]:
+        few = 0 < x.numel() <= _FEW_ROWS * self.in_features
+        if few and x.dtype in (torch.bfloat16, torch.float16) and _kernels_run(x.device):
+            from unmask.models.triton_linear import multiply
+
+            words, rows = self.stored.view(torch.int32), x.reshape(-1, self.in_features).contiguous()
+            out = multiply(rows, words, self.scale, self.bias, self.arrived, kind=self.stored.dtype)
+            return out.unflatten(0, x.shape[:-1])
+        return F.linear(x, self.weight(x.dtype), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.stored.dtype}, bias={self.bias is not None}"
+
+
+@cache
+def _kernels_run(device: torch.device) -> bool:
+    """Whether the device has the instructions, and Triton is here to write them."""
+    if device.type != "cuda" or torch.version.hip is not None or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def model_bytes(module: nn.Module, dtype: torch.dtype) -> int:
+    """Memory that all parameters take in that dtype."""
+    return sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
+
+
+def quantized_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Memory that it takes to load a model quantised: what stays, and one block that is not quantised yet."""
+    blocks = list(_blocks(model))
+    saved = sum(_saved(linear, dtype) for block in blocks for _, _, linear in _linears(block))
+    return model_bytes(model, dtype) - saved + max(model_bytes(block, dtype) for block in blocks)
+
+
+def fill_quantized(model: nn.Module, quantize: str, device: torch.device, fill: Callable[[], None]) -> None:
+    """Give a model on the meta device its weights, quantising block after block.
+
+    `fill` is called whenever some parameters have left the meta device, in the order of `named_parameters`.
+    """
+    swaps = []
+    blocks = list(_blocks(model))
+    model.to_empty(device=device, recurse=False)
+    for child in model.children():
+        for part in blocks if child is model.blocks else [child]:
+            part.to_empty(device=device)
+            fill()
+            if child is not model.blocks:
+                continue
+            for parent, name, linear in _linears(part):
+                swaps.append((parent, name, QuantizedLinear(linear, quantize)))
+                linear.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
+    for parent, name, replacement in swaps:
+        setattr(parent, name, replacement)
+    model.quantized = quantize  # ty: ignore[invalid-assignment]
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList) or not len(blocks):
+        raise UnmaskError(
+            f"quantize needs a model with its layers in a ModuleList `blocks`; {type(model).__name__} has none"
+        )
+    yield from blocks
+
+
+def _linears(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    for parent in block.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear):
+                yield parent, name, child
+
+
+def _saved(linear: nn.Linear, dtype: torch.dtype) -> int:
+    """Bytes by which the quantised layer is smaller."""
+    n, k = linear.weight.shape
+    return n * k * dtype.itemsize - (n * (k + -k % _GRAIN) + n * 4)
