@@ -55,6 +55,9 @@ class Watched:
         self.computed.append((len(tokens), tokens.shape[1] if queries is None else queries.shape[1]))
         return self.model.predict(tokens, **options)
 
+    def prepare(self, tokens, **options):
+        return lambda: self.predict(tokens, **options)
+
 
 def tiny_config(family: str, **changes) -> dict:
     """A config in the public format of the family, small enough to run in milliseconds."""

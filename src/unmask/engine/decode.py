@@ -111,14 +111,17 @@ class _Loop:
         begun, self.begun = self.begun or self._begin(self._window()), None
         window = begun.window
         if self.decisions is not None and self.decisions.serve(begun.prediction.logits):
-            read, figures = self._decide_by_graph(begun, self.decisions), None
+            told, figures = self._decide_by_graph(begun, self.decisions), None
         else:
-            read, figures = self._decide(begun)
+            told, figures = self._decide(begun)
         # A device that works on its own begins the next pass before anybody has looked at this one: at once where every
         # row goes on in its block, which the read tells, else as soon as it is known where each goes on.
         ahead = not self.clock and _works_on_its_own(self.tokens.device)
-        if ahead and all(goes_on for *_, goes_on in read):
-            self.begun = self._begin(window.next(), refresh=False)
+        following = window.next() if ahead else None
+        ready = self.forward.prepare(following, self.tokens) if following else None
+        read = told.tolist()
+        if following and all(goes_on for *_, goes_on in read):
+            self.begun = self._begin(following, ready=ready, refresh=False)
         events = [self._record(index, values, window) for index, values in enumerate(read)]
         if figures:
             events = [figures.attach(event, index) for index, event in enumerate(events)]
@@ -127,8 +130,8 @@ class _Loop:
             self.begun = self._begin(self._window())
         return events
 
-    def _decide(self, begun: _Begun) -> tuple[list[list[int]], Figures | None]:
-        """Have the policy decide, write its commits, and read what the host must know of each row."""
+    def _decide(self, begun: _Begun) -> tuple[Int[Tensor, "b facts"], Figures | None]:
+        """Have the policy decide, write its commits, and tell what the host must know of each row."""
         window = begun.window
         generators = [self.generators[row] for row in self.live]
         most = max(canvas.open_in_block() for canvas in window.canvases)
@@ -139,11 +142,10 @@ class _Loop:
         if self.clock:
             self.clock.lap(self.clock.policy, self.live)
         outcome = self._settle(decision, seen, begun)
-        self.tokens, read = self._written(outcome, decision, seen, begun, self.tokens)
-        figures = Figures(seen.view, decision, outcome.tokens, self.detail) if self.detail else None
-        return read.tolist(), figures
+        self.tokens, told = self._written(outcome, decision, seen, begun, self.tokens)
+        return told, Figures(seen.view, decision, outcome.tokens, self.detail) if self.detail else None
 
-    def _decide_by_graph(self, begun: _Begun, decisions: Decisions) -> list[list[int]]:
+    def _decide_by_graph(self, begun: _Begun, decisions: Decisions) -> Int[Tensor, "b facts"]:
         """The same for a policy that is pure, at temperature 0: nothing but tensors goes in and comes out."""
         window = begun.window
         flags = [flag for flag in (begun.drifted, begun.alone) if flag is not None]
@@ -168,14 +170,16 @@ class _Loop:
             window.length,
         )
         kind = (begun.drifted is None, begun.alone is None)
-        self.tokens, read = decisions(kind, decide, *inputs, *flags)
-        return read.tolist()
+        self.tokens, told = decisions(kind, decide, *inputs, *flags)
+        return told
 
     def _window(self) -> Window:
         return Window.over([self.canvases[row] for row in self.live], self.tokens.device)
 
-    def _begin(self, window: Window, *, refresh: bool = True) -> _Begun:
-        """The forward pass of the live rows; without `refresh`, of rows that are known to need none."""
+    def _begin(self, window: Window, *, ready: Callable[[], Prediction] | None = None, refresh: bool = True) -> _Begun:
+        """The forward pass of the live rows, perhaps prepared; without `refresh`, of rows known to need none."""
+        if ready is not None:
+            return _Begun(window=window, prediction=ready(), drifted=None, alone=None)
         rows = None
         if refresh:
             shifted = self.spec.shifted

@@ -6,6 +6,7 @@ model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -82,11 +83,26 @@ class Forward:
         unguided = self._predict(window, unguided_tokens, self._unguided, guided=False, refresh=refresh)[0].logits
         return replace(prediction, logits=unguided + (scale + 1.0) * (prediction.logits - unguided)), drifted
 
+    def prepare(self, window: Window, tokens: Int[Tensor, "b n"]) -> Callable[[], Prediction] | None:
+        """The next pass of rows that stay in their blocks, ready to begin; None where it cannot be prepared."""
+        ready = getattr(self.model, "prepare", None)
+        plain = not (self.settings.cfg_scale or self.whole or self.shadow or self.attention_layers or self._drift)
+        if ready is None or not plain:
+            return None
+        if self._guided is None:
+            return ready(tokens, lengths=self._lengths(window, tokens), at=window.at)
+        queries = self._queries(window.canvases, window, False)
+        return ready(tokens, lengths=window.length, at=window.at, cache=self._guided, queries=queries)
+
+    def _lengths(self, window: Window, tokens: Int[Tensor, "b n"]) -> Int[Tensor, " b"] | None:
+        """None when no row is padded: kernels are faster then."""
+        full = all(len(canvas.tokens) == tokens.shape[1] for canvas in window.canvases)
+        return None if full else window.length
+
     def _predict(
         self, window: Window, tokens: Int[Tensor, "b n"], cache: KVCache | None, *, guided: bool, refresh: bool
     ) -> tuple[Prediction, Bool[Tensor, " b"] | None]:
-        full = all(len(canvas.tokens) == tokens.shape[1] for canvas in window.canvases)
-        lengths = None if full else window.length
+        lengths = self._lengths(window, tokens)
         if cache is None:
             prediction = self.model.predict(
                 tokens,

@@ -21,10 +21,13 @@ Shape: TypeAlias = tuple[torch.Size, ...]
 class Graphs:
     """The graphs of one function that always works on the same memory; not for two threads at a time."""
 
-    def __init__(self, *, after: int, pads: bool, steady: Collection[int] = (), most: int = 32) -> None:
+    def __init__(
+        self, *, after: int, pads: bool, steady: Collection[int] = (), early: bool = False, most: int = 32
+    ) -> None:
         self._after = after  # runs of a shape before it is captured
         self._pads = pads  # whether rows may be added, so that a batch which shrinks is not captured at every size
         self._steady = steady  # inputs that nobody changes in place: given again, they are not copied again
+        self._early = early  # whether inputs may be copied long before the graph is replayed
         self._most = most
         self._runs: Counter[Shape] = Counter()
         self._captured: OrderedDict[Shape, _Graph] = OrderedDict()
@@ -32,20 +35,39 @@ class Graphs:
 
     def __call__(self, run: Run, *inputs: Tensor) -> Outputs:
         """What the function gives; valid until the next call."""
+        return self.prepare(run, *inputs)()
+
+    def prepare(self, run: Run, *inputs: Tensor) -> Callable[[], Outputs]:
+        """All that can be done before it is known whether a run is wanted; what is left takes the host no time."""
         rows = inputs[0].shape[0]
         padded = padded_rows(rows) if self._pads else rows
         shape = tuple(torch.Size([padded, *value.shape[1:]]) for value in inputs)
-        if shape not in self._captured:
-            self._runs[shape] += 1
-            if self._runs[shape] <= self._after:
-                return run(*inputs)
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            own = [_repeat_last(value, padded) for value in inputs]
-            self._captured[shape] = _Graph(run, own, self._steady, self._pool)
-            if len(self._captured) > self._most:
-                self._captured.popitem(last=False)
+        graph = self._captured.get(shape)
+        if graph is None:
+            return lambda: self._run_or_capture(run, inputs, shape)
         self._captured.move_to_end(shape)
-        return tuple(value[:rows] for value in self._captured[shape](inputs))
+        outputs = graph.outputs if padded == rows else tuple(value[:rows] for value in graph.outputs)
+        if self._early:
+            graph.fill(inputs)
+
+        def replay() -> Outputs:
+            if not self._early:
+                graph.fill(inputs)
+            graph.graph.replay()
+            return outputs
+
+        return replay
+
+    def _run_or_capture(self, run: Run, inputs: tuple[Tensor, ...], shape: Shape) -> Outputs:
+        self._runs[shape] += 1
+        if self._runs[shape] <= self._after:
+            return run(*inputs)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        own = [_repeat_last(value, shape[0][0]) for value in inputs]
+        self._captured[shape] = _Graph(run, own, self._steady, self._pool)
+        if len(self._captured) > self._most:
+            self._captured.popitem(last=False)
+        return self.prepare(run, *inputs)()
 
 
 class PassGraphs:
@@ -54,7 +76,7 @@ class PassGraphs:
     def __init__(self) -> None:
         self.whole = Graphs(after=2, pads=False)
         # Padding costs little here: reading the weights is what takes the time. All but the tokens stay as they are.
-        self.part = Graphs(after=1, pads=True, steady=(1, 2, 3))
+        self.part = Graphs(after=1, pads=True, steady=(1, 2, 3), early=True)
 
 
 class _Graph:
@@ -72,7 +94,8 @@ class _Graph:
         with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.outputs = run(*inputs)
 
-    def __call__(self, inputs: tuple[Tensor, ...]) -> Outputs:
+    def fill(self, inputs: tuple[Tensor, ...]) -> None:
+        """Copy what has changed to where the graph reads it."""
         into, values = [], []
         for index, (own, value) in enumerate(zip(self.inputs, inputs, strict=True)):
             if value is not self.given[index]:
@@ -86,8 +109,6 @@ class _Graph:
                 if index in self.steady:
                     self.given[index] = value
         torch._foreach_copy_(into, values)
-        self.graph.replay()
-        return self.outputs
 
 
 def padded_rows(rows: int) -> int:

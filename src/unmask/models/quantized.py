@@ -7,7 +7,7 @@ and the other makes the logits whose margins decide what is committed. Activatio
 On a CUDA device with Triton, a few rows meet the stored bytes themselves (triton_linear.py); for many rows, and on any
 other device, the weights are widened first. What that does to the time depends on the rows. On one H200, with the
 shapes of LLaDA-8B, the products take 0.7 of their time in bfloat16 with 32 rows (a block of 32, a batch of one), about
-the same with 64, 1.7 times as long with 256 (a batch of eight), and a tenth to a fifth longer with 4,096 (a refresh). So
+the same with 64, 1.7 times as long with 256 (a batch of eight), a tenth to a fifth longer with 4,096 (a refresh). So
 it is for small batches with a cache, or for what would not fit otherwise.
 """
 

@@ -110,16 +110,33 @@ class Transformer(nn.Module):
         shadow: Int[Tensor, "b s"] | None = None,
     ) -> Prediction:
         self._check(cache, queries, attention_layers, shadow)
-        if queries is not None:
-            assert cache is not None
-            states = self._part_states(tokens, queries, cache, lengths)
-            return Prediction(logits=self._head(self._rows(states, at, queries)), states=states)
         if shadow is not None or attention_layers is not None:
             return self._predict_more(tokens, lengths, at, attention_layers, shadow)
-        # One at a time: what a graph leaves behind must have been picked up before it is replayed.
-        with self._alone:
-            states = self._whole_states(tokens, cache, lengths)
-            return Prediction(logits=self._head(self._rows(states, at, None)), states=states)
+        return self.prepare(tokens, lengths=lengths, at=at, cache=cache, queries=queries)()
+
+    def prepare(
+        self,
+        tokens: Int[Tensor, "b n"],
+        *,
+        lengths: Int[Tensor, " b"] | None = None,
+        at: Int[Tensor, "b k"] | None = None,
+        cache: KVCache | None = None,
+        queries: Int[Tensor, "b q"] | None = None,
+    ) -> Callable[[], Prediction]:
+        """`predict`, but for what can wait until it is known that the prediction is wanted."""
+        if queries is not None:
+            assert cache is not None
+            states_of = self._part_states(tokens, queries, cache, lengths)
+        else:
+            states_of = self._whole_states(tokens, cache, lengths)
+
+        def predict() -> Prediction:
+            # One at a time: what a graph leaves behind must have been picked up before it is replayed.
+            with self._alone:
+                states = states_of()
+                return Prediction(logits=self._head(self._rows(states, at, queries)), states=states)
+
+        return predict
 
     def _predict_more(
         self,
@@ -173,8 +190,8 @@ class Transformer(nn.Module):
 
     def _whole_states(
         self, tokens: Int[Tensor, "b n"], cache: KVCache | None, lengths: Int[Tensor, " b"] | None
-    ) -> Float[Tensor, "b n w"]:
-        """States of every position; fills the cache."""
+    ) -> Callable[[], Float[Tensor, "b n w"]]:
+        """How to get the states of every position; that fills the cache."""
         storage = None if cache is None else cache.storage
         if storage is not None:
             shape = self.shape
@@ -190,8 +207,9 @@ class Transformer(nn.Module):
         inputs = [tokens, None if cache is None else cache.places, lengths]
         inputs = [value for value in inputs if value is not None]
         if tokens.numel() > _GRAPHED or not self._fused:
-            return whole(*inputs)[0]
-        return self._graphs_of(storage).whole(whole, *inputs)[0]
+            return lambda: whole(*inputs)[0]
+        ready = self._graphs_of(storage).whole.prepare(whole, *inputs)
+        return lambda: ready()[0]
 
     def _whole(
         self,
@@ -225,8 +243,8 @@ class Transformer(nn.Module):
         positions: Int[Tensor, "b q"],
         cache: KVCache,
         lengths: Int[Tensor, " b"] | None,
-    ) -> Float[Tensor, "b q w"]:
-        """States of some positions that see everything else as it is in the cache, in which they are renewed."""
+    ) -> Callable[[], Float[Tensor, "b q w"]]:
+        """How to get the states of some positions that see all else as it is in the cache, which has them renewed."""
         length, layers = tokens.shape[1], cache.storage.layers
         tokens = tokens.gather(1, positions)
         heads = (self.shape.n_heads, self.shape.n_kv_heads)
@@ -238,7 +256,7 @@ class Transformer(nn.Module):
                 queries, _, _ = plain.split(qkv, *heads)
                 return plain.attend(queries, keys[rows, :, :length], values[rows, :, :length], seen)
 
-            return self._part(tokens, positions, layers, cache.places, attend)
+            return lambda: self._part(tokens, positions, layers, cache.places, attend)
         lengths = torch.full_like(cache.places, length) if lengths is None else lengths
         longest = cache.storage.length
 
@@ -248,7 +266,8 @@ class Transformer(nn.Module):
 
             return (self._part(tokens, positions, layers, places, attend),)
 
-        return self._graphs_of(cache.storage).part(part, tokens, positions, cache.places, lengths)[0]
+        ready = self._graphs_of(cache.storage).part.prepare(part, tokens, positions, cache.places, lengths)
+        return lambda: ready()[0]
 
     def _graphs_of(self, storage: Storage | None) -> PassGraphs:
         """Those that work on a storage, or on none."""

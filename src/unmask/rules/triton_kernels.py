@@ -6,11 +6,12 @@ and r = 2^-d their ratio. The terms of `overlap`, in bits, are then
     b (d + g(r)),    g(r) = (1 + r) log2(1 + r) / r
 
 g is smooth, from 1.44 at r = 0 to 2 at r = 1, so five multiply-adds replace the logarithm. For every other token r is
-2^-d; for those between, b times the smaller of both 1 / p, which asks a row for one 2^x more and its pairs for none. The
-special-function units and the others then both have enough to do. No term is ever negative.
+2^-d; for those between it is b times the smaller of both 1 / p, which costs each row one 2^x more, and the pairs none.
+So the special-function units and the others both have enough to do. No term is ever negative.
 
-Every figure depends on its own row or two rows only, bit for bit: how tokens are cut into pieces, and which formula serves
-which token, depends on no other size, pieces are added in a fixed order, and the pressure on a position is added in integers, which know no order.
+Every figure depends on its own row or two rows only, bit for bit: how tokens are cut into pieces depends on no other
+size, nor does which token gets which formula; pieces are added in a fixed order, and the pressure on a position is
+added in integers, which know no order.
 
 Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
 """
@@ -144,10 +145,7 @@ def _terms(z_i, p_i, inverse_i, z_j, p_j, inverse_j, total, PRODUCT: tl.constexp
     """Adds to the totals of some pairs their terms of one token in each thread."""
     d = tl.abs(z_i - z_j)
     smaller = tl.minimum(p_i, p_j)
-    if PRODUCT:
-        r = smaller * tl.minimum(inverse_i, inverse_j)
-    else:
-        r = tl.exp2(d * -1.0)
+    r = smaller * tl.minimum(inverse_i, inverse_j) if PRODUCT else tl.exp2(d * -1.0)
     g = tl.fma(tl.fma(tl.fma(tl.fma(tl.fma(r, _G5, _G4), r, _G3), r, _G2), r, _G1), r, _G0)
     return tl.fma(smaller, g + d, total)
 
@@ -385,7 +383,9 @@ def settle(
     overlap_out += row.to(tl.int64) * k * k
     for first in range(0, M, M_ROWS):
         some = first + tl.arange(0, M_ROWS)
-        rows = whole if M_ROWS == M else _normalised(_overlap_rows(overlap, some, slots, found, width), largest, NORMALIZE)
+        rows = (
+            whole if M_ROWS == M else _normalised(_overlap_rows(overlap, some, slots, found, width), largest, NORMALIZE)
+        )
         some_columns = tl.load(column_of + row * m + some, mask=some < found, other=0)
         at = overlap_out + some_columns[:, None] * k + columns[None, :]
         tl.store(at, rows, mask=(some < found)[:, None] & there[None, :])
@@ -409,4 +409,4 @@ def settle(
 
 
 # An overlap too large for registers is read again for every update, and then wide loads are worth it.
-settle_in_parts = triton.jit(settle.fn, do_not_specialize=["m"])
+settle_in_parts = triton.jit(do_not_specialize=["m"])(settle.fn)
