@@ -305,7 +305,7 @@ def test_keys_are_split_only_where_that_occupies_the_device():
     def split(key_heads, asking, dtype=torch.bfloat16):
         return fused._tiles(dtype, key_heads, asking).split
 
-    assert split(32, 32) == 256  # LLaDA, one row
+    assert split(32, 32) == 320  # LLaDA, one row
     assert split(16, 224) == split(64, 32) == 512
     assert split(95, 64) == 512
     assert split(96, 64) is split(48, 65) is split(32, 256) is None

@@ -122,7 +122,9 @@ def test_many_rows_agree_with_few(monkeypatch: pytest.MonkeyPatch, quantize: str
         few = model.predict(tokens).logits.float()
         monkeypatch.setattr(quantized, "_FEW_ROWS", 0)
         many = model.predict(tokens).logits.float()
-    assert (few - many).abs().max() < 0.05 * few.std()
+    # Both round to bfloat16 after every layer, in another order of addition.
+    assert (few - many).abs().mean() < 0.02 * few.std()
+    assert (few - many).abs().max() < 0.15 * few.std()
 
 
 def test_a_graph_can_hold_it_and_the_host_never_waits() -> None:

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from unmask.rules import entropy, probability_of, top2_probabilities
-from unmask.rules.triton_marginals import entropy_by_kernels, probability_by_kernels, top2_by_kernels
+from unmask.rules.triton_marginals import (
+    best_by_kernels,
+    entropy_by_kernels,
+    probability_by_kernels,
+    top2_by_kernels,
+)
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,7 +24,7 @@ PIECE = 64  # so small that a few hundred tokens are several
 
 @pytest.fixture(scope="module")
 def figures():
-    """All three figures by the kernels, in the process that interprets."""
+    """All figures by the kernels, in the process that interprets."""
     if importlib.util.find_spec("triton") is None:
         if os.environ.get("CI") == "true":
             pytest.fail("Triton is not installed, so the kernels cannot be checked")
@@ -36,7 +41,25 @@ def figures():
                 ]
                 return [call.result() for call in calls]
 
+            call.best = lambda logits: process.submit(best_by_kernels, logits, piece=PIECE).result()
             yield call
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (2, 7), (3, 2, 64), (1, 300), (2, 1, 129)])
+def test_the_best_token_is_the_first_of_the_largest(figures, shape, dtype):
+    logits = draw(*shape).round().to(dtype)  # many are equal
+    assert torch.equal(figures.best(logits), logits.argmax(-1))
+
+
+def test_the_best_token_among_what_is_no_number_or_cannot_occur(figures):
+    logits = draw(4, 200)
+    logits[0] = -INF
+    logits[1, :150] = -INF
+    logits[2, 77] = NAN
+    logits[3, 130] = INF
+    assert figures.best(logits).tolist() == logits.argmax(-1).tolist()
+    assert figures.best(logits[:, ::2]).tolist() == logits[:, ::2].argmax(-1).tolist()
 
 
 def draw(*shape, seed=0, spread=3.0):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from unmask.rules import entropy, probability_of, top2_probabilities
+from unmask.rules import best_token, entropy, probability_of, top2_probabilities
 from unmask.rules.kernels import kernels_serve
 
 pytestmark = [
@@ -45,6 +45,14 @@ def test_the_figures_of_the_plain_functions(dtype, shape):
         for figure, exact in zip(all_three(tokens, logits), expected, strict=True):
             assert figure.dtype == dtype
             torch.testing.assert_close(figure, exact.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_best_token_is_the_first_of_the_largest(dtype):
+    logits = draw(8, 32, V).round().to(dtype)
+    assert torch.equal(best_token(logits), logits.argmax(-1))
+    logits[3, 5, 77_777], logits[4, 6] = math.nan, -math.inf
+    assert torch.equal(best_token(logits), logits.argmax(-1))
 
 
 def test_impossible_tokens_and_rows_without_a_figure():

@@ -69,7 +69,7 @@ class _Outcome:
     """What a pass really does to the window: the policy's wish within the guarantees of the loop."""
 
     commit: Bool[Tensor, "b k"]
-    remask: Bool[Tensor, "b k"]
+    remask: Bool[Tensor, "b k"] | None
     tokens: Int[Tensor, "b k"]
 
 
@@ -201,7 +201,7 @@ class _Loop:
             tokens = torch.where(begun.alone, seen.logits.argmax(-1), tokens)
         if not self.settings.suppress_mask_token:
             commit = commit & (tokens != self.spec.mask_id)
-        remask = torch.zeros_like(commit) if decision.remask is None else decision.remask & seen.decoded
+        remask = None if decision.remask is None else decision.remask & seen.decoded
         return _Outcome(commit=commit, remask=remask, tokens=tokens)
 
     def _written(
@@ -214,14 +214,17 @@ class _Loop:
     ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b facts"]]:
         """The canvas after the commits; and what the host must know of each row, the one read of the pass."""
         commit, remask, before = outcome.commit, outcome.remask, seen.tokens
-        after = torch.where(commit, outcome.tokens, before).masked_fill(remask, self.spec.mask_id)
+        after = torch.where(commit, outcome.tokens, before)
+        if remask is not None:
+            after = after.masked_fill(remask, self.spec.mask_id)
         # Columns outside a narrow block repeat its last position, so changes are added to the canvas, not set.
-        tokens = tokens.scatter_add(1, begun.window.at, torch.where(commit | remask, after - before, 0))
-        none = torch.zeros_like(seen.broken)
-        waits, drifted = (none if flag is None else flag for flag in (decision.wait, begun.drifted))
-        goes_on = (after == self.spec.mask_id).any(-1) & ~drifted
-        flags = torch.stack([waits, drifted, seen.broken, goes_on], dim=1)
-        return tokens, torch.cat([after, commit, remask, flags], dim=1)
+        tokens = tokens.scatter_add(1, begun.window.at, after - before)
+        goes_on = (after == self.spec.mask_id).any(-1)
+        goes_on = goes_on if begun.drifted is None else goes_on & ~begun.drifted
+        none = torch.zeros_like(goes_on)
+        flags = [none if flag is None else flag for flag in (decision.wait, begun.drifted, seen.broken, goes_on)]
+        remasked = none[:, None].expand_as(commit) if remask is None else remask
+        return tokens, torch.cat([after, commit, remasked, *(flag[:, None] for flag in flags)], dim=1)
 
     def _record(self, index: int, values: list[int], window: Window) -> StepEvent:
         """Note on the host's canvas what a pass did to one row, and say so."""

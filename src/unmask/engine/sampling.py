@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.rules.marginals import best_token
 from unmask.settings import Settings
 
 
@@ -36,7 +37,7 @@ def propose(
     Noise is drawn row by row for the row's own block, so that a row's tokens do not depend on its neighbours.
     """
     if settings.temperature == 0.0:
-        return logits.argmax(-1), logits
+        return best_token(logits), logits
     drawn_from = narrow(logits.to(noise_dtype(logits.device)), settings)
     noised = drawn_from.clone()
     for row, (width, generator) in enumerate(zip(widths, generators, strict=True)):

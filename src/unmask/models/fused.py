@@ -272,7 +272,7 @@ def _tiles(dtype: torch.dtype, key_heads: int, asking: int) -> AttentionTiles:
     programs = key_heads * -(-asking // tiles.rows)
     if programs >= 96:
         return replace(tiles, split=None)
-    return replace(tiles, split=512) if programs > 40 else tiles
+    return replace(tiles, split=512 if programs > 40 else 320)
 
 
 def _check_contiguous(**tensors: Tensor) -> None:

@@ -329,7 +329,7 @@ class Transformer(nn.Module):
         self, states: Float[Tensor, "b q w"], at: Int[Tensor, "b k"] | None, queries: Int[Tensor, "b q"] | None
     ) -> Float[Tensor, "b k w"]:
         """The states that predict the positions `at`: the head is only worth its cost on those."""
-        if at is None and not self.spec.shifted:
+        if not self.spec.shifted and (at is None or at is queries):
             return states
         if at is None:
             return torch.cat([states[:, :1], states[:, :-1]], dim=1)

@@ -132,7 +132,10 @@ def best_scored(
 
 def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
     """Each position's place by descending score: open positions come first, ties go to the lowest index."""
-    return order_of(score, masked).argsort(dim=-1)
+    scores = _open_scores(score, masked)
+    mine, others = scores.unsqueeze(-1), scores.unsqueeze(-2)
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    return ((others > mine) | ((others == mine) & (place < place[:, None]))).sum(-1)
 
 
 def order_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:

@@ -1,6 +1,7 @@
 """The rules: pure functions of logits. They know torch and nothing of the engine, so another engine can use them."""
 
 from unmask.rules.marginals import (
+    best_token,
     entropy,
     log_probabilities,
     probabilities,
@@ -13,6 +14,7 @@ from unmask.rules.overlap import pairwise_jsd, pairwise_overlap, truncation_erro
 
 __all__ = [
     "MeanFieldCommit",
+    "best_token",
     "entropy",
     "log_probabilities",
     "mean_field_commit",

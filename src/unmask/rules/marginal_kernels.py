@@ -131,3 +131,27 @@ def row_figure(
         second = tl.where(several, best, tl.max(others, axis=0)).to(tl.float32)
         tl.store(out + 2 * row, (_weight(first, first, unit) / total).to(tl.float32))
         tl.store(out + 2 * row + 1, (_weight(second, first, unit) / total).to(tl.float32))
+
+
+@triton.jit
+@no_type_check
+def piece_best(logits, best, token, stride, v, W: tl.constexpr):
+    """The largest of W logits of one row, and where it stands. Grid (rows, pieces), the shape of `best` and `token`."""
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tokens = piece * W + tl.arange(0, W)
+    x = tl.load(logits + row * stride + tokens, mask=tokens < v, other=-float("inf")).to(tl.float32)
+    # A maximum passes over what is not a number.
+    largest, where = tl.max(tl.where(x != x, float("inf"), x), axis=0, return_indices=True)
+    tl.store(best + row * tl.num_programs(1) + piece, largest)
+    tl.store(token + row * tl.num_programs(1) + piece, piece * W + where)
+
+
+@triton.jit
+@no_type_check
+def row_best(best, token, out, pieces, P: tl.constexpr):
+    """Where the largest logit of a row stands. Grid (rows,)."""
+    row = tl.program_id(0)
+    which = tl.arange(0, P)
+    values = tl.load(best + row * pieces + which, mask=which < pieces, other=-float("inf"))
+    _, where = tl.max(values, axis=0, return_indices=True)
+    tl.store(out + row, tl.load(token + row * pieces + where).to(tl.int64))

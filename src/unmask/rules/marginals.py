@@ -26,6 +26,15 @@ def log_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*
     return (centred - _total(centred.exp()).unsqueeze(-1).log()).to(logits.dtype)
 
 
+def best_token(logits: Float[Tensor, "*positions v"]) -> Int[Tensor, "*positions"]:
+    """The likeliest token, the first of several; a logit that is not a number counts as the largest."""
+    if kernels_serve(logits):
+        from unmask.rules.triton_marginals import best_by_kernels
+
+        return best_by_kernels(logits)
+    return logits.argmax(-1)
+
+
 def probability_of(
     tokens: Int[Tensor, "*positions"], logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*positions"]:

@@ -31,6 +31,23 @@ def top2_by_kernels(logits: Float[Tensor, "*positions v"], *, piece: int = _PIEC
     return _figure(logits, None, piece)
 
 
+def best_by_kernels(logits: Float[Tensor, "*positions v"], *, piece: int = _PIECE) -> Int[Tensor, "*positions"]:
+    """What `best_token` gives."""
+    from unmask.rules import marginal_kernels
+
+    kernels: Any = marginal_kernels
+    *positions, v = logits.shape
+    rows = logits.detach().reshape(-1, v)
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    pieces = -(-v // piece)
+    best, token = (rows.new_empty((len(rows), pieces), dtype=dtype) for dtype in (torch.float32, torch.int32))
+    out = rows.new_empty(len(rows), dtype=torch.long)
+    with torch.cuda.device_of(rows):
+        kernels.piece_best[(len(rows), pieces)](rows, best, token, rows.stride(0), v, W=piece, num_warps=4)
+        kernels.row_best[(len(rows),)](best, token, out, pieces, P=1 << (pieces - 1).bit_length(), num_warps=1)
+    return out.reshape(positions)
+
+
 def _figure(
     logits: Tensor, tokens: Tensor | None, piece: int, *, PROBABILITY: bool = False, ENTROPY: bool = False
 ) -> Tensor:

@@ -95,7 +95,7 @@ def commit_by_kernels(
             WHOLE=v % kernels.STEP.value == 0,
             num_warps=1,
             # Left alone the compiler takes half as many more, and fewer programs then share a multiprocessor.
-            maxnreg=96 if logits.element_size() == 2 else 104,
+            maxnreg=96 if logits.element_size() == 2 else 128,
         )
         kernels.pair_overlaps[(2, compared, b)](
             *(sums, count, overlap, m, width, compared),
