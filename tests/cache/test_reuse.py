@@ -1,11 +1,14 @@
 """Caches: which positions are computed when, and where cached and uncached decoding must agree."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from doubles import Scripted, Watched, tiny_config
 
 from unmask import policies
-from unmask.cache.kv import KVCache, StoragePool
+from unmask.cache.kv import KVCache, Storage, StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.models.random_weights import random_model
@@ -180,3 +183,42 @@ def test_a_generation_gives_its_storage_back_also_when_nobody_hears_it_out():
     assert not used.layers
     events.close()
     assert pool.borrow(1, 10).layers
+
+
+def test_storage_can_be_given_back_while_somebody_borrows():
+    """A generation that nobody holds any more may be ended by the collector, in the thread that borrows."""
+    pool, storage = StoragePool(), Storage(rows=1, length=256)
+    with pool._lock:
+        pool.give_back(storage)
+    assert pool.borrow(1, 10) is storage
+
+
+def test_after_a_device_ran_out_of_memory_less_can_be_tried(monkeypatch):
+    model, pool = random_model(tiny_config("llada"), std=0.4), StoragePool()
+    original, kept = Storage.allocate, Storage(rows=9, length=999)
+    pool.give_back(kept)
+
+    def allocate(self, **sizes):
+        if self.rows > 1:
+            raise torch.OutOfMemoryError("no room")
+        original(self, **sizes)
+
+    monkeypatch.setattr(Storage, "allocate", allocate)
+    policy, settings = policies.get("fixed"), Settings(cache="dual")
+
+    def canvases(rows):
+        return [Canvas.continuing([3], 4, mask_id=model.spec.mask_id, block_size=4) for _ in range(rows)]
+
+    with pytest.raises(torch.OutOfMemoryError):
+        list(decode(model, canvases(2), policy, settings, pool=pool))
+    assert len(list(decode(model, canvases(1), policy, settings, pool=pool))) == 4
+    assert pool.borrow(9, 999) is not kept
+
+
+def test_a_pool_and_a_model_can_be_copied():
+    model, pool = random_model(tiny_config("llada")), StoragePool()
+    pool.give_back(Storage(rows=1, length=256))
+    again, empty = pickle.loads(pickle.dumps((model, pool)))
+    assert torch.equal(again.predict(torch.tensor([[1, 2]])).logits, model.predict(torch.tensor([[1, 2]])).logits)
+    assert not empty.borrow(1, 10).layers
+    copy.deepcopy(again).predict(torch.tensor([[1, 2]]))

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 from doubles import Scripted, Watched, tiny_config
@@ -7,6 +9,7 @@ from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
+from unmask.models.transformer import Transformer
 from unmask.settings import Settings
 from unmask.types import Decision
 
@@ -236,6 +239,44 @@ def test_a_pass_begun_before_the_last_one_was_looked_at_changes_nothing(family, 
 PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting(policies.Threshold):
+    """Has a select of its own, about which its base can say nothing."""
+
+    def select(self, view, state=None):
+        decision, _ = super(Counting, self).select(view)
+        return decision, state
+
+
+def test_what_a_class_says_of_its_decisions_does_not_hold_for_those_of_others():
+    assert not policies.is_pure(Counting())
+    assert not policies.is_pure(type("Scored", (policies.Fixed,), {"score": lambda self, view: view.logits[..., 0]})())
+    assert policies.is_pure(type("Renamed", (policies.Threshold,), {})())
+
+
+class Looking(Transformer):
+    """Sees every prediction, though its base can prepare them."""
+
+    predictions = 0
+
+    def predict(self, tokens, **options):
+        self.predictions += 1
+        return super().predict(tokens, **options)
+
+
+def test_who_overrides_predict_sees_every_prediction(monkeypatch):
+    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
+    model = random_model(tiny_config("llada"), std=0.4)
+    model.__class__ = Looking
+    _, events = run(model, "fixed", max_tokens=8, settings=Settings(cache="dual"))
+    assert model.predictions == len(events) == 8
+
+
+def test_no_rows_give_no_events():
+    model = random_model(tiny_config("llada"))
+    assert not list(decode(model, [], policies.get("fixed"), Settings(cache="dual")))
+
+
 def test_policies_that_can_be_captured_are_known():
     assert PURE == ["eb", "entropy", "factor", "fixed", "local_leap", "margin", "mean_field", "threshold"]
     assert not policies.is_pure(policies.get("fixed", schedule="dream"))
@@ -254,6 +295,7 @@ def test_decisions_as_a_function_of_tensors_are_the_same(family, cache, refresh,
         kinds.append(kind)
         return run(*inputs)
 
+    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
     monkeypatch.setattr("unmask.engine.decisions.Decisions.serve", lambda self, logits: True)
     monkeypatch.setattr("unmask.engine.decisions.Decisions.__call__", decide)
     assert run(model, name, PROMPTS, **options) == expected

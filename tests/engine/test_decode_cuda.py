@@ -8,6 +8,7 @@ import torch
 
 from unmask import policies
 from unmask.cache.kv import KVCache, StoragePool
+from unmask.engine import decisions
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.models.random_weights import random_model
@@ -74,6 +75,8 @@ def test_every_cache_gives_the_tokens_of_the_cpu(config, cache, refresh, policy,
     expected = run(here, settings, policy)
     for _ in range(3):  # first without graphs, then while they are captured, then with all of them
         assert run(there, settings, policy, pool=pool) == expected
+    graphs = [there._uncached.whole] if cache == "none" else [found.part for found in there._cached.values()]
+    assert any(found._captured for found in graphs)
     monkeypatch.setenv("UNMASK_KERNELS", "0")
     assert run(there, settings, policy) == expected
 
@@ -89,6 +92,18 @@ def test_captured_decisions_are_those_of_the_cpu(policy):
     for _ in range(2):
         decoded.append(run(there, Settings(), policy, pool=pool))
     assert decoded == [expected, expected]
+    kept = decisions._KEPT[pool].values()
+    assert any(graphs._captured for found in kept for graphs in found._graphs.values())
+
+
+def test_a_graph_captured_while_decoding_serves_a_plain_prediction():
+    _, there = twins(LLADA)
+    tokens, pool = run(there, Settings(), "fixed", prompts=PROMPTS[:1])[0][0], StoragePool()
+    run(there, Settings(), "fixed", prompts=PROMPTS[:1], pool=pool)
+    with torch.no_grad():
+        captured = there.predict(torch.tensor([tokens], device="cuda")).logits
+        there._forget_graphs()
+        assert torch.equal(captured, there.predict(torch.tensor([tokens], device="cuda")).logits)
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])

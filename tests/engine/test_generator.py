@@ -307,3 +307,17 @@ def test_the_time_of_a_batch_is_shared_by_the_rows_that_were_in_each_pass():
     assert (round(first.model_s), round(second.model_s)) == (2, 2)
     assert (round(first.policy_s), round(second.policy_s)) == (0, 2)
     assert round(first.rest_s) == round(second.rest_s) == 1
+
+
+def test_warming_up_refuses_what_no_request_could_be_and_decodes_nothing_without_a_cuda_device(monkeypatch):
+    llm = unmask.load("toy", device="cpu")
+    monkeypatch.setattr(llm, "_decode", lambda *given: pytest.fail("nothing is to be gained here"))
+    llm.warmup(prompt_tokens=8, batch_size=2, max_tokens=8)
+    for wrong in (
+        {"batch_size": 0},
+        {"prompt_tokens": 0},
+        {"prompt_tokens": 10**6},
+        {"policy": "wino", "cache": "dual"},
+    ):
+        with pytest.raises(unmask.UnmaskError):
+            llm.warmup(**wrong)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from unmask.rules import mean_field_commit
+from unmask.rules.kernels import kernels_run
 from unmask.rules.triton_rule import Tiles, commit_by_kernels, kernels_take, settled_size
 
 INF, NAN = math.inf, math.nan
@@ -267,15 +268,21 @@ def test_they_compile_for_a_device_that_is_not_there(tmp_path):
 def test_kernels_decide_on_a_cuda_device_unless_they_cannot_or_are_turned_off(monkeypatch):
     logits = draw(1, 4, 8)
     asked = {"interaction": "jsd", "vocabulary": None, "diagnostics": False}
-    monkeypatch.delenv("UNMASK_KERNELS", raising=False)
     assert not kernels_take(logits, **asked)  # on a CPU never
     logits = torch.empty(1, 4, 8, device="meta")
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta"))
-    assert kernels_take(logits, **asked) == (importlib.util.find_spec("triton") is not None)
+    monkeypatch.setattr("unmask.rules.kernels.kernels_run", lambda device: device.type == "meta")
+    assert kernels_take(logits, **asked)
     for other in ({"interaction": "uniform"}, {"vocabulary": 4}, {"diagnostics": True}):
         assert not kernels_take(logits, **asked | other)
     assert not kernels_take(logits.double(), **asked)
     assert not kernels_take(logits[:0], **asked)
     assert not kernels_take(torch.empty(1, 5000, 1, device="meta"), **asked)
+
+
+def test_kernels_are_for_cuda_devices_and_can_be_turned_off(monkeypatch):
+    monkeypatch.setattr("unmask.rules.kernels._can_run", lambda device: True)
+    monkeypatch.delenv("UNMASK_KERNELS", raising=False)
+    assert kernels_run(torch.device("cuda"))
+    assert not kernels_run(torch.device("cpu"))
     monkeypatch.setenv("UNMASK_KERNELS", "0")
-    assert not kernels_take(logits, **asked)
+    assert not kernels_run(torch.device("cuda"))

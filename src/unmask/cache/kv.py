@@ -8,6 +8,7 @@ captured in a CUDA graph must stay where it was.
 
 from __future__ import annotations
 
+from collections import deque
 from threading import Lock
 from typing import TypeAlias
 
@@ -31,9 +32,8 @@ class Storage:
         """Make room, if that has not been done."""
         # It outlives this call, so it must not be born as inference tensors, which nobody else may write to.
         with torch.inference_mode(False):
-            for _ in range(n_layers - len(self.layers)):
-                keys, values = (like.new_empty(self.rows, heads, self.length, width) for _ in range(2))
-                self.layers.append((keys, values))
+            sizes = (self.rows, heads, self.length, width)
+            self.layers = self.layers or [(like.new_empty(sizes), like.new_empty(sizes)) for _ in range(n_layers)]
 
 
 class KVCache:
@@ -64,11 +64,17 @@ class StoragePool:
 
     def __init__(self) -> None:
         self._free: list[Storage] = []
+        self._returned: deque[Storage] = deque()
         self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type[StoragePool], tuple[()]]:
+        return StoragePool, ()  # a copy begins empty
 
     def borrow(self, rows: int, length: int) -> Storage:
         """The smallest that is free and large enough; if there is none, a new one instead of the smaller ones."""
         with self._lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
             fitting = [found for found in self._free if found.rows >= rows and found.length >= length]
             if fitting:
                 chosen = min(fitting, key=lambda found: found.rows * found.length)
@@ -79,5 +85,11 @@ class StoragePool:
             return Storage(rows=rows, length=length)
 
     def give_back(self, storage: Storage) -> None:
+        # Without the lock: a generation that nobody holds any more may end while this very thread borrows.
+        self._returned.append(storage)
+
+    def clear(self) -> None:
+        """Let go of all that is free."""
         with self._lock:
-            self._free.append(storage)
+            self._returned.clear()
+            self._free.clear()

@@ -20,7 +20,9 @@ from unmask.policies import Policy
 from unmask.rules.kernels import kernels_serve
 from unmask.settings import Settings
 
-_MOST = 4  # policies whose graphs are kept: each holds the memory of its logits
+_MOST = 4  # policies whose graphs are kept
+_SHAPES = 8  # and shapes of each: every graph has a copy of its logits
+_LOOKING = Lock()
 _KEPT: WeakKeyDictionary[StoragePool, OrderedDict[Any, Decisions]] = WeakKeyDictionary()
 
 
@@ -35,12 +37,13 @@ class Decisions:
     def of(cls, pool: StoragePool, spec: ModelSpec, policy: Policy, settings: Settings) -> Decisions:
         """Those of earlier generations like this one, or new ones."""
         barred = (settings.suppress_mask_token, settings.logits_eos_inf, settings.confidence_eos_eot_inf)
-        kept, key = _KEPT.setdefault(pool, OrderedDict()), (spec, policy, barred, settings.reference_dtype)
-        found = kept.setdefault(key, cls())
-        kept.move_to_end(key)
-        if len(kept) > _MOST:
-            kept.popitem(last=False)
-        return found
+        with _LOOKING:
+            kept, key = _KEPT.setdefault(pool, OrderedDict()), (spec, policy, barred, settings.reference_dtype)
+            found = kept.setdefault(key, cls())
+            kept.move_to_end(key)
+            if len(kept) > _MOST:
+                kept.popitem(last=False)
+            return found
 
     def serve(self, logits: Tensor) -> bool:
         """Whether decisions about these logits are to be captured."""
@@ -50,5 +53,5 @@ class Decisions:
         """What `run` gives: copies, which the next call leaves alone. The fourth to seventh input stay as they are."""
         with self._alone:
             if kind not in self._graphs:
-                self._graphs[kind] = Graphs(after=2, pads=True, steady=(3, 4, 5, 6))
+                self._graphs[kind] = Graphs(after=2, pads=True, steady=(3, 4, 5, 6), most=_SHAPES)
             return tuple(value.clone() for value in self._graphs[kind](run, *inputs))

@@ -46,10 +46,15 @@ def decode(
     With `settings.early_stop`, a row for which `ended` is true after a completed block is filled up with end-of-text.
     `pool` keeps the storage of caches, and what was captured on it, from one generation to the next.
     """
-    loop = _Loop(model, canvases, policy, settings, ended, detail, clock, pool or StoragePool())
+    pool = pool or StoragePool()
+    loop = _Loop(model, canvases, policy, settings, ended, detail, clock, pool)
     try:
         while loop.live:
             yield from loop.step()
+    except torch.OutOfMemoryError:
+        loop.forward.close(usable=False)
+        pool.clear()
+        raise
     finally:
         loop.forward.close()
 
@@ -94,6 +99,7 @@ class _Loop:
         self.state: Any = None
         self.begun: _Begun | None = None
         pure = is_pure(policy) and not needs and settings.temperature == 0.0 and not detail and not clock
+        pure = pure and _works_on_its_own(model.device)
         self.decisions = Decisions.of(pool, model.spec, policy, settings) if pure else None
         self.idle = [0] * len(canvases)  # passes in a row that committed no more than they took back
         layers = policy.attention_layers(model.spec.n_layers) if "attention" in needs else None  # ty: ignore[missing-attribute]

@@ -26,9 +26,10 @@ class Drift:
 
     def renew(self, states: Float[Tensor, "r n w"], rows: Int[Tensor, " r"] | None) -> Bool[Tensor, " r"]:
         """Note what a refresh computed for these rows (None: all); none of them has drifted."""
-        if self._states is None or rows is None:
+        if rows is None:
             self._states = states.clone()  # the next pass may compute where they lie
         else:
+            assert self._states is not None  # the first refresh is of all rows
             self._states[rows] = states
         return states.new_zeros(states.shape[0], dtype=torch.bool)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -19,7 +20,7 @@ from unmask.engine.canvas import Canvas
 from unmask.engine.drift import Drift
 from unmask.engine.window import Window, span_positions
 from unmask.errors import UnmaskError
-from unmask.models.base import MaskedLM, Prediction
+from unmask.models.base import MaskedLM, Prediction, prepares
 from unmask.settings import Settings
 
 
@@ -49,7 +50,7 @@ class Forward:
             self._drift = Drift(settings.tolerated_drift) if settings.tolerated_drift is not None else None
 
     def _cache(self, canvases: list[Canvas]) -> KVCache:
-        longest = max(len(canvas.tokens) for canvas in canvases)
+        longest = max((len(canvas.tokens) for canvas in canvases), default=0)
         return KVCache.over(self.pool.borrow(len(canvases), longest), len(canvases), self.model.device)
 
     def keep(self, rows: Int[Tensor, " r"]) -> None:
@@ -60,10 +61,10 @@ class Forward:
         if self._drift is not None:
             self._drift.keep(rows)
 
-    def close(self) -> None:
-        """Give back what was borrowed."""
+    def close(self, *, usable: bool = True) -> None:
+        """Give back what was borrowed, if anybody can use it again."""
         for cache in (self._guided, self._unguided):
-            if cache is not None:
+            if cache is not None and usable:
                 self.pool.give_back(cache.storage)
         self._guided, self._unguided, self._drift = None, None, None
 
@@ -85,10 +86,10 @@ class Forward:
 
     def prepare(self, window: Window, tokens: Int[Tensor, "b n"]) -> Callable[[], Prediction] | None:
         """The next pass of rows that stay in their blocks, ready to begin; None where it cannot be prepared."""
-        ready = getattr(self.model, "prepare", None)
         plain = not (self.settings.cfg_scale or self.whole or self.shadow or self.attention_layers or self._drift)
-        if ready is None or not plain:
+        if not plain or not prepares(self.model):
             return None
+        ready: Any = self.model.prepare  # ty: ignore[missing-attribute]
         if self._guided is None:
             return ready(tokens, lengths=self._lengths(window, tokens), at=window.at)
         queries = self._queries(window.canvases, window, False)

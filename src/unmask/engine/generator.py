@@ -227,17 +227,21 @@ class Generator:
     ) -> None:
         """Do what the first requests would wait for: compile kernels, take memory, capture graphs.
 
-        For requests of up to `prompt_tokens` and `batch_size` with these options; others work as well, with a pause
-        when something new comes up. Only CUDA devices gain from it.
+        For prompts of `prompt_tokens`, up to `batch_size` at a time, with these options. Other lengths work as well:
+        their passes over one block are ready too, and what is new is captured as it comes up, in tenths of a second.
+        Does nothing where there is no CUDA device.
         """
         for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
             if value < 1:
                 raise UnmaskError(f"{name} must be at least 1, got {value}")
         job = plan(self.spec, policy, settings, shorthand)
         check_compatible(job.policy, self.model, job.settings)
+        self._check_length(prompt_tokens, job.max_tokens)
+        if self.model.device.type != "cuda":
+            return
         prompt = [self.spec.eos_id] * prompt_tokens
-        # Largest first: smaller batches fit into its storage. Three passes a block, because a pass of one kind is
-        # captured when it comes for the second time; and whatever the policy itself compiles.
+        # Largest first: smaller batches fit into its storage. Three passes a block, because passes are captured when
+        # they come for the second or third time; and whatever the policy itself compiles.
         for rows in sorted({padded_rows(rows) for rows in range(1, batch_size + 1)}, reverse=True):
             for chosen in (Fixed(passes=3), job.policy):
                 canvases = [self._open_canvas(prompt, job) for _ in range(min(rows, batch_size))]

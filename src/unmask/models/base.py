@@ -83,6 +83,15 @@ class MaskedLM(Protocol):
         ...
 
 
+def prepares(model: MaskedLM) -> bool:
+    """Whether `model.prepare(...)` is `predict` in two parts: what can be done early, and a call for the rest.
+
+    It is, where one class defines both: whoever overrides `predict` alone wants to see every prediction.
+    """
+    owner = next((kind for kind in type(model).__mro__ if "predict" in vars(kind)), None)
+    return owner is not None and "prepare" in vars(owner)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A checkpoint ready for use."""

@@ -7,9 +7,7 @@ so a CUDA graph can capture it all. The width of a head is a power of two, at le
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeAlias
@@ -17,6 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from unmask.rules.kernels import kernels_run
 
 _HALF = (torch.bfloat16, torch.float16)
 # Rows for which a product reads its weights as fast as the vendor's library does.
@@ -52,8 +52,7 @@ class ProductTiles:
 
 def available(x: Tensor) -> bool:
     """Whether the functions below take tensors like this one."""
-    supported = x.dtype == torch.float32 or x.dtype in _HALF
-    return x.is_cuda and supported and os.environ.get("UNMASK_KERNELS") != "0" and _triton_is_installed()
+    return (x.dtype == torch.float32 or x.dtype in _HALF) and kernels_run(x.device)
 
 
 def few(x: Float[Tensor, "b q w"]) -> bool:
@@ -279,11 +278,6 @@ def _check_contiguous(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} of shape {tuple(tensor.shape)}")
-
-
-@cache
-def _triton_is_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @cache

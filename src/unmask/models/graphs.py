@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
+from threading import Lock
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 Outputs: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[..., Outputs]  # of tensors that lead with the rows, to such tensors
 Shape: TypeAlias = tuple[torch.Size, ...]
+
+_CAPTURING = Lock()  # entering a capture waits for the whole device, which must not happen during another one
 
 
 class Graphs:
@@ -53,7 +56,8 @@ class Graphs:
         def replay() -> Outputs:
             if not self._early:
                 graph.fill(inputs)
-            graph.graph.replay()
+            with torch.cuda.device(inputs[0].device):  # a graph is replayed on the current one
+                graph.graph.replay()
             return outputs
 
         return replay
@@ -62,11 +66,12 @@ class Graphs:
         self._runs[shape] += 1
         if self._runs[shape] <= self._after:
             return run(*inputs)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        own = [_repeat_last(value, shape[0][0]) for value in inputs]
-        self._captured[shape] = _Graph(run, own, self._steady, self._pool)
+        with _CAPTURING, torch.cuda.device(inputs[0].device):
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._captured[shape] = _Graph(run, _own(inputs, shape[0][0]), self._steady, self._pool)
         if len(self._captured) > self._most:
-            self._captured.popitem(last=False)
+            oldest, _ = self._captured.popitem(last=False)
+            del self._runs[oldest]  # when it comes back, it has to prove itself again
         return self.prepare(run, *inputs)()
 
 
@@ -116,5 +121,8 @@ def padded_rows(rows: int) -> int:
     return rows if rows <= 2 else -(-rows // 4) * 4
 
 
-def _repeat_last(values: Tensor, rows: int) -> Tensor:
-    return torch.cat([values, values[-1:].expand(rows - values.shape[0], *values.shape[1:])])
+def _own(inputs: tuple[Tensor, ...], rows: int) -> list[Tensor]:
+    """Copies of that many rows, the last one repeated."""
+    # They outlive this call, so they must not be born as inference tensors, which nobody else may write to.
+    with torch.inference_mode(False):
+        return [torch.cat([x, x[-1:].expand(rows - x.shape[0], *x.shape[1:])]) for x in inputs]

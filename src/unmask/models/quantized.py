@@ -13,9 +13,7 @@ it is for small batches with a cache, or for what would not fit otherwise.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +21,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from unmask.errors import UnknownName, UnmaskError
+from unmask.rules.kernels import kernels_run
 
 FORMATS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -98,7 +97,7 @@ class QuantizedLinear(nn.Module):
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "n k"]:
         """The weights, widened."""
-        if _kernels_run(self.stored.device):
+        if kernels_run(self.stored.device):
             from unmask.models.triton_linear import widened
 
             return widened(
@@ -108,7 +107,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows n"]:
         few = 0 < x.numel() <= _FEW_ROWS * self.in_features
-        if few and x.dtype in (torch.bfloat16, torch.float16) and _kernels_run(x.device):
+        if few and x.dtype in (torch.bfloat16, torch.float16) and kernels_run(x.device):
             from unmask.models.triton_linear import multiply
 
             words, rows = self.stored.view(torch.int32), x.reshape(-1, self.in_features).contiguous()
@@ -118,14 +117,6 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.stored.dtype}, bias={self.bias is not None}"
-
-
-@cache
-def _kernels_run(device: torch.device) -> bool:
-    """Whether the device has the instructions, and Triton is here to write them."""
-    if device.type != "cuda" or torch.version.hip is not None or importlib.util.find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def model_bytes(module: nn.Module, dtype: torch.dtype) -> int:

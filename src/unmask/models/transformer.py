@@ -7,9 +7,11 @@ to compute is decided by the engine. Nothing here waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -86,9 +88,23 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
         self._uncached = PassGraphs()
         self._cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
         self._alone = Lock()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
+        self._forget_graphs()  # they would go on reading the weights from where they were
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_uncached", "_cached", "_alone")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_graphs()
 
     @property
     def device(self) -> torch.device:
@@ -128,11 +144,11 @@ class Transformer(nn.Module):
             assert cache is not None
             states_of = self._part_states(tokens, queries, cache, lengths)
         else:
-            states_of = self._whole_states(tokens, cache, lengths)
+            states_of = partial(self._whole_states, tokens, cache, lengths)
 
         def predict() -> Prediction:
             # One at a time: what a graph leaves behind must have been picked up before it is replayed.
-            with self._alone:
+            with self._alone if self._fused else nullcontext():
                 states = states_of()
                 return Prediction(logits=self._head(self._rows(states, at, queries)), states=states)
 
@@ -190,8 +206,8 @@ class Transformer(nn.Module):
 
     def _whole_states(
         self, tokens: Int[Tensor, "b n"], cache: KVCache | None, lengths: Int[Tensor, " b"] | None
-    ) -> Callable[[], Float[Tensor, "b n w"]]:
-        """How to get the states of every position; that fills the cache."""
+    ) -> Float[Tensor, "b n w"]:
+        """States of every position; fills the cache."""
         storage = None if cache is None else cache.storage
         if storage is not None:
             shape = self.shape
@@ -207,9 +223,8 @@ class Transformer(nn.Module):
         inputs = [tokens, None if cache is None else cache.places, lengths]
         inputs = [value for value in inputs if value is not None]
         if tokens.numel() > _GRAPHED or not self._fused:
-            return lambda: whole(*inputs)[0]
-        ready = self._graphs_of(storage).whole.prepare(whole, *inputs)
-        return lambda: ready()[0]
+            return whole(*inputs)[0]
+        return self._graphs_of(storage).whole(whole, *inputs)[0]
 
     def _whole(
         self,

@@ -49,6 +49,8 @@ class Base(Policy):
 
 P = TypeVar("P", bound=Policy)
 
+_FEW = 128  # positions of which any two are compared sooner than all are sorted
+
 registry: Registry[Policy] = Registry("policy", "unmask.policies")
 
 
@@ -98,8 +100,24 @@ def remasks(policy: object) -> bool:
 
 
 def is_pure(policy: object) -> bool:
-    """Whether the policy says that its decisions can be captured in a CUDA graph."""
-    return getattr(policy, "pure", False)
+    """Whether the policy says that its decisions can be captured in a CUDA graph.
+
+    What a class says holds for the methods that it knows: one that overrides them has to say it again.
+    """
+    order = type(policy).__mro__
+    says, *does = (
+        next((place for place, kind in enumerate(order) if name in vars(kind)), len(order))
+        for name in ("pure", "select", "score")
+    )
+    return says <= min(does) and bool(getattr(policy, "pure", False)) and _hashable(policy)
+
+
+def _hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
@@ -133,6 +151,9 @@ def best_scored(
 def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
     """Each position's place by descending score: open positions come first, ties go to the lowest index."""
     scores = _open_scores(score, masked)
+    if not scores.is_cuda or scores.shape[-1] > _FEW:
+        return scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    # Two sorts are a dozen launches; comparing every two is a handful.
     mine, others = scores.unsqueeze(-1), scores.unsqueeze(-2)
     place = torch.arange(scores.shape[-1], device=scores.device)
     return ((others > mine) | ((others == mine) & (place < place[:, None]))).sum(-1)

@@ -18,5 +18,9 @@ from unmask.types import StepView
 class Fixed(Scheduled):
     """Commit the most confident positions (LLaDA)."""
 
+    @property
+    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return not self.remembers
+
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         return confidence(view)

@@ -18,5 +18,9 @@ from unmask.types import StepView
 class Margin(Scheduled):
     """Commit the positions whose best token leads the second best by the largest probability (Dream)."""
 
+    @property
+    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return not self.remembers
+
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         return probability_gap(view)

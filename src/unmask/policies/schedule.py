@@ -67,8 +67,9 @@ class Scheduled(Base):
             raise UnmaskError(f"passes={self.passes} and tokens_per_pass={self.tokens_per_pass} exclude each other")
 
     @property
-    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
-        return self.schedule == "even" or self.passes is not None
+    def remembers(self) -> bool:
+        """Whether a pass must know what the block looked like at its start."""
+        return self.schedule == "dream" and self.passes is None
 
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         """How soon each open position should be committed."""
