@@ -44,7 +44,7 @@ class Prediction:
     logits: Float[Tensor, "b k v"]
     attention: Float[Tensor, "b n n"] | None = None
     shadow_logits: Float[Tensor, "b s v"] | None = None
-    # Of the computed positions (`queries`, else all), before the head. Those of a recompute hold until the next call.
+    # Of the computed positions (`queries`, else all), before the head. The next call may overwrite them.
     states: Float[Tensor, "b q w"] | None = None
 
 

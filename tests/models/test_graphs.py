@@ -1,0 +1,111 @@
+"""When passes are captured and what is copied for a replay; a function that is called again stands for the graph."""
+
+import contextlib
+
+import pytest
+import torch
+
+from unmask.models import graphs
+from unmask.models.graphs import Graphs, padded_rows
+
+
+class Recalled:
+    """Calls the function again, on the inputs that the graph owns and into the same outputs."""
+
+    def __init__(self, run, inputs, steady, pool):
+        del pool
+        self.run, self.inputs, self.steady, self.given = run, inputs, steady, [None] * len(inputs)
+        self.outputs = tuple(torch.full_like(value, -1) for value in run(*inputs))  # a capture computes nothing
+        self.graph = self
+
+    def replay(self):
+        for own, value in zip(self.outputs, self.run(*self.inputs), strict=True):
+            own.copy_(value)
+
+    fill = graphs._Graph.fill
+
+
+@pytest.fixture(autouse=True)
+def recalled(monkeypatch):
+    monkeypatch.setattr(graphs, "_Graph", Recalled)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+
+
+def double(x, bias):
+    return (2 * x + bias,)
+
+
+def test_a_shape_is_captured_after_some_runs_and_gives_the_same():
+    found = Graphs(after=2, pads=False)
+    for turn in range(5):
+        x = torch.arange(6.0).reshape(3, 2) + turn
+        assert torch.equal(found(double, x, torch.ones(3, 1))[0], 2 * x + 1)
+        assert len(found._captured) == (turn >= 2)
+    found(double, torch.zeros(2, 2), torch.ones(2, 1))
+    assert len(found._captured) == 1  # another shape begins anew
+
+
+def test_rows_are_padded_with_the_last_one_so_that_a_shrinking_batch_keeps_its_graph():
+    assert [padded_rows(rows) for rows in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 12]
+    found = Graphs(after=1, pads=True)
+    for rows in (8, 8, 7, 6, 5):
+        x = torch.rand(rows, 3, generator=torch.Generator().manual_seed(rows))
+        out = found(double, x, torch.ones(rows, 1))[0]
+        assert torch.equal(out, 2 * x + 1)
+    [graph] = found._captured.values()
+    assert torch.equal(graph.inputs[0][5:], x[-1:].expand(3, -1))
+
+
+def test_steady_inputs_are_copied_when_another_tensor_comes():
+    found, bias = Graphs(after=0, pads=True, steady=(1,)), torch.ones(3, 1)
+    x = torch.zeros(3, 2)
+    assert (found(double, x, bias)[0] == 1).all()
+    bias.fill_(5.0)  # which the caller has promised not to do
+    assert (found(double, x, bias)[0] == 1).all()
+    assert (found(double, x, torch.full((3, 1), 7.0))[0] == 7).all()
+    x.fill_(1.0)  # the others may be changed
+    assert (found(double, x, torch.full((3, 1), 7.0))[0] == 9).all()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_is_prepared_is_computed_when_it_is_called(early):
+    found = Graphs(after=0, pads=False, early=early)
+    found(double, torch.zeros(1, 1), torch.zeros(1, 1))
+    x = torch.ones(1, 1)
+    ready = found.prepare(double, x, torch.zeros(1, 1))
+    [graph] = found._captured.values()
+    assert graph.outputs[0].item() == 0
+    x.fill_(3.0)
+    assert ready()[0].item() == (2 if early else 6)
+
+
+def test_nothing_is_run_or_captured_before_what_was_prepared_is_called():
+    found, calls = Graphs(after=0, pads=False), []
+    ready = found.prepare(lambda x: calls.append(x) or (x,), torch.ones(1))
+    assert not calls
+    assert ready()[0].item() == 1
+    assert found._captured
+
+
+def test_the_graph_that_was_not_used_for_longest_goes_and_must_prove_itself_again():
+    found = Graphs(after=1, pads=False, most=2)
+
+    def use(width):
+        return found(double, torch.zeros(1, width), torch.ones(1, 1))
+
+    for width in (1, 1, 2, 2, 1, 3, 3):
+        use(width)
+    assert [shape[0][1] for shape in found._captured] == [1, 3]
+    use(2)
+    assert [shape[0][1] for shape in found._captured] == [1, 3]
+    use(2)
+    assert [shape[0][1] for shape in found._captured] == [3, 2]
+
+
+def test_inputs_of_a_graph_that_was_captured_in_inference_mode_can_be_filled_outside_of_it():
+    found = Graphs(after=0, pads=True)
+    with torch.inference_mode():
+        found(double, torch.zeros(3, 1), torch.ones(3, 1))
+    [graph] = found._captured.values()
+    assert not any(value.is_inference() for value in graph.inputs)
