@@ -53,6 +53,11 @@ CONFIG = {
 }
 
 
+def _needs_triton() -> None:
+    if importlib.util.find_spec("triton") is None and os.environ.get("CI") != "true":
+        pytest.skip("needs Triton: pip install 'unmask[dev]'")
+
+
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -362,16 +367,16 @@ def test_no_row_depends_on_another(interpreter: Callable[..., tuple[Tensor, Tens
     ],
 )
 def test_parts_fill_the_device(n: int, k: int, few: int, many: int) -> None:
-    pytest.importorskip("triton")
+    _needs_triton()
     from unmask.models.triton_linear import tiles_for
 
     assert [tiles_for(m, n, k // 4).parts for m in (1, 32, 64, 256)] == [few, few, few, many]
     assert len({tiles_for(m, n, k // 4) for m in range(1, 65)}) == 1
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_without_a_device(tmp_path: Path) -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install 'unmask[dev]'")
+    _needs_triton()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)

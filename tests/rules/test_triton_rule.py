@@ -256,6 +256,7 @@ def test_any_strides_and_nothing_is_written_to(kernels):
 
 
 @pytest.mark.usefixtures("needs_triton")
+@pytest.mark.slow
 def test_they_compile_for_a_device_that_is_not_there(tmp_path):
     script = Path(__file__).parents[1] / "compile_kernels.py"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
