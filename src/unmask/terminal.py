@@ -282,7 +282,12 @@ def show_rule_timings(timings: list[RuleTiming]) -> None:
         table.caption += (
             "; ours replayed from a graph, on copies of the logits that together do not fit into the L2 cache"
         )
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    # Figures have the width they want, whatever the terminal's; title and caption take what there is.
+    title, caption, table.title, table.caption = table.title, table.caption, None, None
+    console.width = max(console.width, _wanted(console, table))
+    table.title, table.caption = title, caption
+    console.print(table)
 
 
 def _figures(milliseconds: float | None, mebibytes: float | None, error: float | None) -> list[str]:
