@@ -185,7 +185,7 @@ class _Loop:
     def _begin(self, window: Window, *, ready: Callable[[], Prediction] | None = None, refresh: bool = True) -> _Begun:
         """The forward pass of the live rows, perhaps prepared; without `refresh`, of rows known to need none."""
         if ready is not None:
-            return _Begun(window=window, prediction=ready(), drifted=None, alone=None)
+            return _Begun(window=window, prediction=replace(ready(), states=None), drifted=None, alone=None)
         rows = None
         if refresh:
             shifted = self.spec.shifted
