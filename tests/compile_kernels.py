@@ -10,9 +10,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from unmask.models import triton_layers, triton_products
-from unmask.rules import marginal_kernels, triton_kernels
+from unmask.rules import marginal_kernels, settle_kernels, triton_kernels
 
-MODULES = (triton_kernels, marginal_kernels, triton_layers, triton_products)
+MODULES = (triton_kernels, settle_kernels, marginal_kernels, triton_layers, triton_products)
 ROW = {"column_of": "*i32", "count": "*i32", "figures": "*fp32"}
 OUT = {"commit_out": "*u8"} | dict.fromkeys(("score_out", "intensity_out", "margin_out", "overlap_out"), "*fp32")
 STRIDES = {"stride_b": "i64", "stride_k": "i32"}
@@ -40,6 +40,9 @@ def kernels(logits):
     row = {**parts, "tokens": "*i64", "out": "*fp32", "pieces": "i32"}
     for probability, entropy in ((True, False), (False, True), (False, False)):
         yield "row_figure", row, {"PROBABILITY": probability, "ENTROPY": entropy, "P": 32}, 1
+    found = {"best": "*fp32", "token": "*i32"}
+    yield "piece_best", {"logits": logits, **found, "stride": "i64", "v": "i32"}, {"W": 4096}, 4
+    yield "row_best", {**found, "out": "*i64", "pieces": "i32"}, {"P": 32}, 1
 
 
 def layer_kernels(dtype):

@@ -154,11 +154,12 @@ def test_it_never_waits_for_the_device(kernels, never_waiting, open_at_most):
 
 
 def test_fewer_open_positions_compile_nothing_new(kernels):
-    from unmask.rules import triton_kernels
+    from unmask.rules import settle_kernels
+    from unmask.rules.triton_kernels import pair_overlaps, pair_sums, piece_figures, row_figures
 
     def compiled():
-        names = ("piece_figures", "row_figures", "pair_sums", "pair_overlaps", "settle")
-        caches = [getattr(triton_kernels, name).device_caches[torch.cuda.current_device()] for name in names]
+        launched = (piece_figures, row_figures, pair_sums, pair_overlaps, settle_kernels.settle)
+        caches = [kernel.device_caches[torch.cuda.current_device()] for kernel in launched]
         return [len(cache[0]) for cache in caches]
 
     logits, masked = draw(1, 32, 10_000), torch.ones(1, 32, dtype=torch.bool, device="cuda")

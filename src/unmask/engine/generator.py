@@ -21,6 +21,7 @@ from unmask.engine.clock import Clock
 from unmask.engine.decode import check_compatible, decode
 from unmask.engine.figures import Detail
 from unmask.engine.likelihood import loglikelihood
+from unmask.engine.output import continued, filled
 from unmask.engine.request import Plan, plan, quantization_of
 from unmask.engine.text import TextStream
 from unmask.errors import OutOfMemory, UnmaskError
@@ -29,7 +30,7 @@ from unmask.models.graphs import padded_rows
 from unmask.policies import Fixed, Policy, remasks
 from unmask.settings import Settings
 from unmask.trace.record import Trace
-from unmask.types import Output, StepEvent, StreamEvent, Usage
+from unmask.types import Output, StepEvent, StreamEvent
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
 Message: TypeAlias = dict[str, str]
@@ -370,14 +371,10 @@ class Generator:
             yield StreamEvent(text_delta=delta, step=step, output=output)
 
     def _continued(self, canvas: Canvas, job: Plan) -> Output:
-        """The result of a continuation, cut where the text ends."""
-        ids, text, ended = job.ending(self.spec, self.codec).cut(canvas.filled)
-        return _output(canvas, ids=ids, text=text, completion=len(ids), reason="stop" if ended else "length")
+        return continued(canvas, job.ending(self.spec, self.codec))
 
     def _filled(self, canvas: Canvas, job: Plan) -> Output:
-        """The result of an infilling: the whole text."""
-        text = self.codec.decode(canvas.tokens)
-        return _output(canvas, ids=list(canvas.tokens), text=text, completion=len(canvas.holes), reason="stop")
+        return filled(canvas, self.codec)
 
     def _new_trace(self, canvas: Canvas, job: Plan) -> Trace:
         # A continuation's own masks are not part of its prompt; those inside an infilled text are.
@@ -389,18 +386,6 @@ class Generator:
         plain = output.to_dict()
         trace.results.append({"row": 0, **{key: plain[key] for key in ("text", "finish_reason", "usage")}})
         return replace(output, trace=trace)
-
-
-def _output(canvas: Canvas, *, ids: list[int], text: str, completion: int, reason: str) -> Output:
-    prompt = len(canvas.tokens) - len(canvas.holes)
-    return Output(
-        text=text,
-        token_ids=ids,
-        finish_reason=reason,
-        usage=Usage(prompt_tokens=prompt, completion_tokens=completion, forward_passes=canvas.passes),
-        canvas_ids=canvas.filled,
-        step_map=[canvas.step_map[position] for position in canvas.holes],
-    )
 
 
 def _as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:

@@ -59,9 +59,10 @@ def commit_by_kernels(
 
     Open positions beyond the first `open_at_most` of a row are taken for closed.
     """
-    from unmask.rules import triton_kernels
+    from unmask.rules import settle_kernels, triton_kernels
 
     kernels: Any = triton_kernels  # a launch is no call that a type checker understands
+    last: Any = settle_kernels
     logits = logits.detach()
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     is_open = masked.contiguous().view(torch.uint8)
@@ -105,7 +106,7 @@ def commit_by_kernels(
         )
         size, whole = settled_size(m, k), _power(k)
         at_a_time = min(size, max(1, tiles.last // size))
-        settle = kernels.settle if at_a_time == size else kernels.settle_in_parts
+        settle = last.settle if at_a_time == size else last.settle_in_parts
         settle[(b,)](
             *(is_open, column_of, count, figures, overlap),
             *(commit, score, intensity, margin, normalised),
