@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +255,23 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 def no_grad() -> Iterator[None]:
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(scope="session")
+def needs_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("Triton is not installed, so the kernels cannot be checked")
+        pytest.skip("needs Triton: pip install 'unmask[dev]'")
+
+
+@pytest.fixture(scope="session")
+def interpreted(needs_triton: None) -> Iterator[Callable[..., Any]]:
+    """Calls a function in a process in which Triton interprets its kernels.
+
+    Triton decides that when it is imported, and a run of tests may have imported it already.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            yield lambda function, *given, **options: process.submit(function, *given, **options).result()

@@ -5,11 +5,8 @@ of its own does, which knows nothing of the tests. The interpreter cuts bfloat16
 its bits in products, so this dtype is left to the tests on a device; float16 shows what is rounded when.
 """
 
-import importlib.util
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -31,17 +28,10 @@ def run(name, *arguments, **options):
     return getattr(fused, name)(*arguments, **options)
 
 
-@pytest.fixture(scope="module")
-def kernels():
+@pytest.fixture
+def kernels(interpreted):
     """`run` in the process that interprets; tensors are in memory that both processes share."""
-    if importlib.util.find_spec("triton") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("Triton is not installed, so the kernels cannot be checked")
-        pytest.skip("needs Triton: pip install 'unmask[dev]'")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            yield lambda *arguments, **options: process.submit(run, *arguments, **options).result()
+    return partial(interpreted, run)
 
 
 def draw(*shape, seed=0, dtype=torch.float32, spread=1.0):

@@ -6,13 +6,11 @@ has no products in bfloat16; those are checked on a device. Run as a script, thi
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +49,6 @@ CONFIG = {
     "mask_token_id": 63,
     "eos_token_id": 62,
 }
-
-
-def _needs_triton() -> None:
-    if importlib.util.find_spec("triton") is None and os.environ.get("CI") != "true":
-        pytest.skip("needs Triton: pip install 'unmask[dev]'")
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -272,17 +265,10 @@ def test_random_weights_are_those_of_the_model_that_is_not_quantised() -> None:
     assert model.quantized == "int8"
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Callable[..., tuple[Tensor, Tensor]]]:
+@pytest.fixture
+def interpreter(interpreted: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
     """The kernels, in the process that interprets."""
-    if importlib.util.find_spec("triton") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("Triton is not installed, so the kernels cannot be checked")
-        pytest.skip("needs Triton: pip install 'unmask[dev]'")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            yield lambda *arrays, **options: process.submit(by_kernels, *arrays, **options).result()
+    return partial(interpreted, by_kernels)
 
 
 def by_kernels(
@@ -366,8 +352,8 @@ def test_no_row_depends_on_another(interpreter: Callable[..., tuple[Tensor, Tens
         (64, 256, 1, 1),  # nothing to divide
     ],
 )
+@pytest.mark.usefixtures("needs_triton")
 def test_parts_fill_the_device(n: int, k: int, few: int, many: int) -> None:
-    _needs_triton()
     from unmask.models.triton_linear import tiles_for
 
     assert [tiles_for(m, n, k // 4).parts for m in (1, 32, 64, 256)] == [few, few, few, many]
@@ -375,8 +361,8 @@ def test_parts_fill_the_device(n: int, k: int, few: int, many: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("needs_triton")
 def test_the_kernels_compile_without_a_device(tmp_path: Path) -> None:
-    _needs_triton()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)

@@ -1,10 +1,7 @@
 """The kernels of `marginals` in Triton's interpreter, in a process of its own, against the plain functions."""
 
-import importlib.util
 import math
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -22,27 +19,19 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PIECE = 64  # so small that a few hundred tokens are several
 
 
-@pytest.fixture(scope="module")
-def figures():
+@pytest.fixture
+def figures(interpreted):
     """All figures by the kernels, in the process that interprets."""
-    if importlib.util.find_spec("triton") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("Triton is not installed, so the kernels cannot be checked")
-        pytest.skip("needs Triton: pip install 'unmask[dev]'")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
 
-            def call(tokens, logits):
-                calls = [
-                    process.submit(probability_by_kernels, tokens, logits, piece=PIECE),
-                    process.submit(entropy_by_kernels, logits, piece=PIECE),
-                    process.submit(top2_by_kernels, logits, piece=PIECE),
-                ]
-                return [call.result() for call in calls]
+    def call(tokens, logits):
+        return [
+            interpreted(probability_by_kernels, tokens, logits, piece=PIECE),
+            interpreted(entropy_by_kernels, logits, piece=PIECE),
+            interpreted(top2_by_kernels, logits, piece=PIECE),
+        ]
 
-            call.best = lambda logits: process.submit(best_by_kernels, logits, piece=PIECE).result()
-            yield call
+    call.best = partial(interpreted, best_by_kernels, piece=PIECE)
+    return call
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,16 +1,10 @@
-"""The kernels of the rule in Triton's interpreter, against the plain rule in float64.
+"""The kernels of the rule in Triton's interpreter, against the plain rule in float64."""
 
-Triton decides when it is imported whether it interprets, and a run of tests may have imported it already: so a process
-of its own does, which knows nothing of the tests.
-"""
-
-import importlib.util
 import math
-import multiprocessing
 import os
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,21 +20,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALL = Tiles(piece=128, steps=2, last=64)
 
 
-@pytest.fixture(scope="module")
-def needs_triton():
-    if importlib.util.find_spec("triton") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("Triton is not installed, so the kernels cannot be checked")
-        pytest.skip("needs Triton: pip install 'unmask[dev]'")
-
-
-@pytest.fixture(scope="module")
-def kernels(needs_triton):
+@pytest.fixture
+def kernels(interpreted):
     """`commit_by_kernels` in the process that interprets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            yield lambda *arrays, **options: process.submit(commit_by_kernels, *arrays, **options).result()
+    return partial(interpreted, commit_by_kernels)
 
 
 def draw(*shape, seed=0, spread=3.0):
