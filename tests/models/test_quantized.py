@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from doubles import tiny_config
 from torch import Tensor, nn
 
 import unmask
@@ -38,17 +39,7 @@ from unmask.models.weights import Weights
 
 MakeFolder = Callable[..., Path]
 INT8, FP8 = FORMATS["int8"], FORMATS["fp8"]
-CONFIG = {
-    "model_type": "llada",
-    "d_model": 32,
-    "n_heads": 4,
-    "n_layers": 2,
-    "mlp_hidden_size": 48,
-    "vocab_size": 64,
-    "max_sequence_length": 128,
-    "mask_token_id": 63,
-    "eos_token_id": 62,
-}
+CONFIG = tiny_config("llada", n_layers=2)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -365,7 +356,8 @@ def test_parts_fill_the_device(n: int, k: int, few: int, many: int) -> None:
 def test_the_kernels_compile_without_a_device(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
+    script = Path(__file__).parents[1] / "compile_quantized.py"
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 10
@@ -373,40 +365,3 @@ def test_the_kernels_compile_without_a_device(tmp_path: Path) -> None:
     room = {("90", "4"): 227 * 1024, ("80", "3"): 99 * 1024}
     for kind, dtype, rows, architecture, stages, shared in lines:
         assert int(shared) <= room[architecture, stages], (kind, dtype, rows)
-
-
-def compile_kernels() -> None:
-    """A line for each format, dtype, number of rows and architecture: its stages, and the shared memory they take."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from unmask.models import triton_linear
-
-    names = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-    cases = [(kind, torch.bfloat16, rows) for kind in (INT8, FP8) for rows in (64, 256)]
-    for kind, dtype, rows in [*cases, (INT8, torch.float16, 64), (FP8, torch.float16, 64)]:
-        assembly = triton_linear._ASSEMBLY[kind, dtype]
-        for architecture, stages in ((80, 3), (90, 4)) if dtype == torch.bfloat16 else ((80, 3),):
-            tiles = triton_linear.tiles_for(rows, 4096, 1024, stages=stages)
-            constants = {f"ASSEMBLY{byte}": text.value for byte, text in enumerate(assembly)}
-            constants |= {"FLOAT8": kind == FP8, "BIASED": True, "PARTED": tiles.parts > 1}
-            constants |= {"ROWS": min(rows, tiles.rows), "OUTPUTS": tiles.outputs, "WORDS": tiles.words}
-            types = {"words": "*i32", "scale": "*fp32", "parts": "*fp32", "arrived": "*i32"}
-            types |= dict.fromkeys(("x", "bias", "out"), names[dtype]) | dict.fromkeys("mnkq", "i32")
-            function = triton_linear.few_rows
-            signature = {argument: types.get(argument, "constexpr") for argument in function.arg_names}
-            source = ASTSource(
-                fn=function,
-                signature=signature,
-                constexprs={(function.arg_names.index(name),): value for name, value in constants.items()},
-                # As at launch: without it, loads are narrow and nothing is kept in shared memory ahead of its use.
-                attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(signature) if name in types},
-            )
-            options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-            sys.stdout.write(f"{kind} {dtype} {rows} {architecture} {stages} {compiled.metadata.shared}\n")
-
-
-if __name__ == "__main__":
-    compile_kernels()
