@@ -9,10 +9,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from unmask.engine import decision_kernels
 from unmask.models import triton_layers, triton_products
-from unmask.rules import marginal_kernels, settle_kernels, triton_kernels
+from unmask.rules import marginal_kernels, selection_kernels, settle_kernels, triton_kernels
 
-MODULES = (triton_kernels, settle_kernels, marginal_kernels, triton_layers, triton_products)
+MODULES = (
+    triton_kernels,
+    settle_kernels,
+    marginal_kernels,
+    selection_kernels,
+    decision_kernels,
+    triton_layers,
+    triton_products,
+)
 ROW = {"column_of": "*i32", "count": "*i32", "figures": "*fp32"}
 OUT = {"commit_out": "*u8"} | dict.fromkeys(("score_out", "intensity_out", "margin_out", "overlap_out"), "*fp32")
 STRIDES = {"stride_b": "i64", "stride_k": "i32"}
@@ -45,6 +54,31 @@ def kernels(logits):
     yield "row_best", {**found, "out": "*i64", "pieces": "i32"}, {"P": 32}, 1
 
 
+def decision_kernels_of(logits):
+    """Those around a decision: name, types of the arguments, constants and warps of each."""
+    ends = {"LOWEST": -3.4028234663852886e38, "HIGHEST": 3.4028234663852886e38}
+    flags = dict.fromkeys(("commit", "masked", "remask", "decoded", "wait", "drifted", "alone"), "*u8")
+    strides, size = {"stride_b": "i32", "stride_k": "i32"}, {"k": "i32", "size": "i32"}
+    for counted, out in ((True, "*u8"), (False, "*i64")):
+        compared = {"score": "*fp32", "masked": "*u8", "count": "*i64", "out": out, "k": "i32"}
+        yield "compare_positions", compared, ends | {"COUNTED": counted, "MINE": 32, "OTHERS": 64}, 4
+    values = {"values": "*fp32", "kept": "*u8", "out": "*fp32", "other": "fp32", "size": "i32"}
+    yield "keep_values", values, {"W": 1024}, 4
+    possible = {"logits": logits, "tokens": "*i64", "masked": "*u8", "out": "*u8", **strides, **size, "v": "i32"}
+    yield "find_possible", possible, {"W": 1024}, 4
+
+    canvas = {"n": "i32", "k": "i32", "mask_id": "i32"}
+    read = {"tokens": "*i64", "holes": "*u8", "at": "*i64", "inside": "*u8"}
+    found = {"masked_out": "*u8", "decoded_out": "*u8"}
+    found |= dict.fromkeys(("standing_out", "remaining_out", "total_out"), "*i64")
+    yield "find_facts", read | found | canvas, {"N": 1024, "K": 32}, 4
+    whole = dict.fromkeys(("proposed", "wanted", "standing", "canvas", "at", "canvas_out", "told"), "*i64")
+    settled = {**flags, **whole, "score": "*fp32", "logits": logits, **strides, **canvas}
+    for given in (False, True):
+        options = dict.fromkeys(("MASK_ALLOWED", "REMASKS", "WAITS", "DRIFTS", "ALONE"), given)
+        yield "settle_rows", settled, ends | options | {"N": 1024, "K": 32}, 4
+
+
 def layer_kernels(dtype):
     """Those of the layers: name, types of the arguments, constants, warps and stages of each."""
     rows = {"x": dtype, "update": "*fp32", "weight": dtype, "sum_out": dtype, "normed_out": dtype}
@@ -75,6 +109,8 @@ def compile_for(architecture, dtype):
         compile_one(architecture, *kernel)
         if any(p.name in ("m", "tiles") and not p.do_not_specialize for p in _function(kernel[0]).params):
             sys.exit(f"{kernel[0]} would be compiled anew when fewer positions are open")
+    for kernel in decision_kernels_of(dtype):
+        compile_one(architecture, *kernel)
     for kernel in layer_kernels(dtype):
         compile_one(architecture, *kernel, aligned=True)
 

@@ -328,6 +328,8 @@ def show_generate_timings(timings: list[GenerateTiming]) -> None:
 def _show_timings(subject: Subject, headings: tuple[str, ...], rows: list[list[str]]) -> None:
     console = Console(highlight=False)
     speeds = f"copies {_short(subject.copy_gb_per_s)} GB/s, multiplies {_short(subject.matmul_tflop_per_s)} TFLOP/s"
+    if subject.lasting_matmul_tflop_per_s is not None:
+        speeds += f" ({_short(subject.lasting_matmul_tflop_per_s)} without a pause)"
     numbers = subject.dtype if subject.quantized is None else f"{subject.dtype}, {subject.quantized} weights"
     where = f"{subject.device_name} ({subject.device}), {numbers}, {subject.threads} threads"
     console.print(Text(f"{subject.model}: {where}; {speeds}", style="bold"), soft_wrap=True)

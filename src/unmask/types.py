@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class StepView:
     """What a policy may look at in one forward pass; rows may be in different blocks and steps.
 
-    Only `logits` and `masked` are required. Logits are aligned with positions and the mask token's logit is -inf.
+    Only `logits` and `masked` are required. Logits are aligned with positions and the mask token's logit is -inf. They
+    may be in the model's half precision: `working` gives the dtype to compute in.
     Columns past the end of a short block are not masked, and hold the token -1.
     """
 
@@ -59,7 +60,11 @@ class StepView:
 
     def working(self, values: Tensor) -> Tensor:
         """Logits in the dtype in which a rule should compute: at least float32, unless the view says otherwise."""
-        return values if self.exact_dtype or values.dtype == torch.float64 else values.float()
+        return values.to(self.working_dtype(values))
+
+    def working_dtype(self, values: Tensor) -> torch.dtype:
+        """That dtype: what the figures of these logits are asked for in, by a rule that widens them itself."""
+        return values.dtype if self.exact_dtype or values.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from unmask.bench.measure import lasting_ms
 from unmask.bench.roofline import Call, Ceilings, floor, measure_ceilings, operations
 from unmask.bench.subject import PUBLISHED
 from unmask.models.config import Config
@@ -135,3 +136,12 @@ def test_ceilings_are_measured_in_the_dtype_asked_for():
         found = measure_ceilings(torch.device("cpu"), dtype, copy_bytes=2**22, width=64)
         assert 1e6 < found.bytes_per_s < 1e14
         assert 1e6 < found.flops_per_s < 1e16
+        assert found.lasting_flops_per_s is None  # a matter of GPUs
+
+
+def test_calls_without_a_pause_are_timed_when_they_have_gone_on_for_a_while(monkeypatch):
+    clock = iter([0.0, 0.2, 0.4, 0.8, 1.2])  # 20 calls each, and slower from the third time on
+    monkeypatch.setattr("unmask.bench.measure.now", lambda device: next(clock))
+    calls = []
+    assert lasting_ms(lambda: calls.append(1), seconds=1.0, device=torch.device("cpu")) == pytest.approx(20.0)
+    assert len(calls) == 80

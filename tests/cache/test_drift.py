@@ -33,7 +33,7 @@ def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, policy="fixed",
 
 
 class Noted(Watched):
-    """Keeps what every call was asked and what states it gave."""
+    """Keeps what every call was asked, and what states it gave if these were wanted."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -41,7 +41,8 @@ class Noted(Watched):
 
     def predict(self, tokens, **options):
         prediction = super().predict(tokens, **options)
-        self.calls.append((tokens.clone(), options["queries"], prediction.states.clone()))
+        states = prediction.states.clone() if options.get("states") else None
+        self.calls.append((tokens.clone(), options["queries"], states))
         return prediction
 
 
@@ -226,7 +227,8 @@ def test_states_are_those_before_the_head_of_all_that_was_computed():
         shadowed = model.predict(tokens, at=at, shadow=at)
         torch.testing.assert_close(shadowed.states, everything.states)
         cache = KVCache.new(2, 12)
-        torch.testing.assert_close(model.predict(tokens, at=at, cache=cache).states, everything.states)
+        torch.testing.assert_close(model.predict(tokens, at=at, cache=cache, states=True).states, everything.states)
+        assert model.predict(tokens, at=at, cache=cache).states is None
         queries = torch.arange(3, 8).expand(2, -1)
         some = model.predict(tokens, at=at, cache=cache, queries=queries).states
         torch.testing.assert_close(some, everything.states[:, 3:8], atol=1e-5, rtol=1e-4)

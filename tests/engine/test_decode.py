@@ -8,6 +8,7 @@ from unmask import policies
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.errors import UnmaskError
+from unmask.models.base import Prediction
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
 from unmask.settings import Settings
@@ -236,6 +237,28 @@ def test_a_pass_begun_before_the_last_one_was_looked_at_changes_nothing(family, 
     assert model.computed == computed
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]])
+@pytest.mark.parametrize(("family", "name"), [("llada", "fixed"), ("dream", "mean_field"), ("llada", "wino")])
+def test_whole_canvases_with_a_block_to_come_are_predicted_again_before_the_read(family, name, prompts, monkeypatch):
+    model = Watched(random_model(tiny_config(family), std=0.4))
+    expected, events = run(model, name, prompts, max_tokens=17, block_size=5)
+    computed, ahead = list(model.computed), []
+    model.computed.clear()
+
+    def reading(told):
+        passes = len(ahead) + 1
+        return lambda: ahead.append(len(model.computed) > passes) or told.tolist()
+
+    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
+    monkeypatch.setattr("unmask.engine.decode._reading", reading)
+    assert run(model, name, prompts, max_tokens=17, block_size=5) == (expected, events)
+    assert model.computed == computed  # nothing in vain
+    if len(prompts) == 1:
+        # Of the blocks of 5, 5, 5 and 2, the third is followed by one of another width. Shadows are not prepared.
+        first = expected[0].blocks[0][0]
+        assert ahead == [name != "wino" and event.block[0] < first + 10 for event in events]
+
+
 PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]
 
 
@@ -291,7 +314,7 @@ def test_decisions_as_a_function_of_tensors_are_the_same(family, cache, refresh,
     options = {"max_tokens": 13, "block_size": 5, "settings": Settings(cache=cache, refresh=refresh)}
     expected = run(model, name, PROMPTS, **options)
 
-    def decide(self, kind, run, *inputs):
+    def decide(self, kind, run, *inputs, fleeting):
         kinds.append(kind)
         return run(*inputs)
 
@@ -368,6 +391,29 @@ def test_a_policy_that_takes_back_all_it_commits_is_stopped():
         run(Scripted(table(*[0.5] * 6)), Penelope())
 
 
+@pytest.mark.parametrize("settings", [Settings(), Settings(logits_eos_inf=True, confidence_eos_eot_inf=True)])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("name", ["fixed", "mean_field", "klass"])
+def test_a_model_in_half_precision_is_decoded_as_if_its_logits_were_widened(family, name, settings, monkeypatch):
+    model = random_model(tiny_config(family), std=0.4, dtype=torch.bfloat16)
+    options = {"max_tokens": 13, "block_size": 5, "settings": settings}
+    found = run(model, name, PROMPTS, **options)
+    monkeypatch.setattr("unmask.engine.observe._HALF", ())
+    assert found == run(model, name, PROMPTS, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_that_a_model_keeps_are_left_alone(dtype):
+    kept = table(*[0.5] * 4).to(dtype)
+
+    class Keeping(Scripted):
+        def predict(self, tokens, **options):
+            return Prediction(logits=kept[None])
+
+    run(Keeping(kept), "fixed", [(0, 1)])
+    assert torch.equal(kept, table(*[0.5] * 4).to(dtype))
+
+
 def test_scores_follow_the_public_codes_dtype_on_request():
     seen = []
 
@@ -381,4 +427,4 @@ def test_scores_follow_the_public_codes_dtype_on_request():
         for reference in (False, True):
             run(model, Spy(), settings=Settings(reference_dtype=reference))
     f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
-    assert seen == [(f32, f32), (f64, f64), (f32, f32), (bf16, bf16)]
+    assert seen == [(bf16, f32), (f64, f64), (bf16, f32), (bf16, bf16)]

@@ -88,6 +88,26 @@ def test_nothing_is_run_or_captured_before_what_was_prepared_is_called():
     assert found._captured
 
 
+def test_runs_of_different_kinds_share_no_graph():
+    found, x = Graphs(after=0, pads=False), torch.ones(1, 1)
+    for _ in range(2):
+        assert found(lambda x: (2 * x,), x, kind="twice")[0].item() == 2
+        assert found(lambda x: (3 * x,), x, kind="thrice")[0].item() == 3
+    assert len(found._captured) == 2
+
+
+def test_what_is_at_home_is_read_where_it_lies_and_copied_where_rows_must_be_added():
+    for rows in (4, 3):
+        found, x = Graphs(after=0, pads=True), torch.zeros(rows, 1)
+        bias = torch.ones(rows, 1)
+        found(double, x, bias, at_home=(0,))
+        [graph] = found._captured.values()
+        assert (graph.inputs[0] is x) == (rows == 4)
+        assert graph.inputs[1] is not bias
+        x.fill_(2.0)
+        assert (found(double, x, bias, at_home=(0,))[0] == 5).all()
+
+
 def test_the_graph_that_was_not_used_for_longest_goes_and_must_prove_itself_again():
     found = Graphs(after=1, pads=False, most=2)
 
@@ -96,11 +116,11 @@ def test_the_graph_that_was_not_used_for_longest_goes_and_must_prove_itself_agai
 
     for width in (1, 1, 2, 2, 1, 3, 3):
         use(width)
-    assert [shape[0][1] for shape in found._captured] == [1, 3]
+    assert [shapes[0][1] for _, shapes in found._captured] == [1, 3]
     use(2)
-    assert [shape[0][1] for shape in found._captured] == [1, 3]
+    assert [shapes[0][1] for _, shapes in found._captured] == [1, 3]
     use(2)
-    assert [shape[0][1] for shape in found._captured] == [3, 2]
+    assert [shapes[0][1] for _, shapes in found._captured] == [3, 2]
 
 
 def test_inputs_of_a_graph_that_was_captured_in_inference_mode_can_be_filled_outside_of_it():

@@ -180,6 +180,20 @@ def test_chosen_positions_get_the_logits_of_the_full_pass(model: Transformer) ->
     )
 
 
+def test_the_last_layer_computes_nothing_behind_its_attention_that_nobody_asked_for(model: Transformer) -> None:
+    rows: list[list[int]] = []
+    for block in model.blocks:
+        block.down.register_forward_hook(lambda module, given, result: rows[-1].append(result.shape[1]))
+    tokens, cache = canvas(2, 9), KVCache.new(2, 9)
+    at = torch.tensor([[2, 3], [5, 6]])
+    for options in ({"at": at}, {"at": at, "cache": cache}, {"at": at, "states": True}, {}):
+        rows.append([])
+        prediction = model.predict(tokens, **options)
+        assert (prediction.states is None) == (rows[-1][-1] == 2)
+    layers = len(model.blocks) - 1
+    assert rows == [[9] * layers + [2], [9] * layers + [2], [9] * layers + [9], [9] * layers + [9]]
+
+
 def test_a_shifted_head_predicts_positions_zero_and_one_from_the_same_state(dream: Transformer) -> None:
     logits = dream.predict(canvas(1, 6)).logits
     assert torch.equal(logits[:, 0], logits[:, 1])

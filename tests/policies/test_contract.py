@@ -233,6 +233,22 @@ def test_half_precision_logits_are_fine_in_either_dtype(policy):
 
 
 @every_policy
+def test_half_precision_logits_are_scored_as_what_they_are_in_float32(policy):
+    state, wide_state = None, None
+    for seed in range(3):
+        view = view_of(make_rows(seed))
+        logits = {name: getattr(view, name).bfloat16() for name in ("logits", "sequence_logits", "shadow_logits")}
+        half = replace(view, **logits, model_dtype=torch.bfloat16)
+        wide = replace(half, **{name: value.float() for name, value in logits.items()})
+        decision, state = policy.select(half, state)
+        expected, wide_state = policy.select(wide, wide_state)
+        for name in ("commit", "score", "remask", "wait", "tokens", "intensity", "overlap"):
+            one, other = getattr(decision, name), getattr(expected, name)
+            assert (one is None) == (other is None)
+            assert one is None or (one.dtype == other.dtype and torch.equal(one, other)), name
+
+
+@every_policy
 def test_a_misspelt_parameter_is_answered_with_a_near_match(policy):
     name, field = policies.name_of(policy), fields(policy)[0].name
     with pytest.raises(UnmaskError) as error:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _MIB = 2**20
+_WITHOUT_PAUSE = 20  # calls between two looks at the clock
 
 
 def median_ms(call: Callable[[], Any], *, repeats: int, device: torch.device) -> float:
@@ -24,6 +25,18 @@ def median_ms(call: Callable[[], Any], *, repeats: int, device: torch.device) ->
         call()
         seconds.append(now(device) - began)
     return 1000.0 * statistics.median(seconds[1:])
+
+
+def lasting_ms(call: Callable[[], Any], *, seconds: float, device: torch.device) -> float:
+    """Mean time of a call that is repeated for so long without a pause, in the second half of that time."""
+    times, began = [], now(device)
+    while sum(times) < seconds:
+        for _ in range(_WITHOUT_PAUSE):
+            call()
+        ended = now(device)
+        times.append(ended - began)
+        began = ended
+    return 1000.0 * statistics.mean(times[len(times) // 2 :]) / _WITHOUT_PAUSE
 
 
 def replayed_ms(calls: Sequence[Callable[[], Any]], *, repeats: int, device: torch.device) -> float:

@@ -1,8 +1,9 @@
 """How fast a forward pass could be: what a device can do, measured, and what the pass must do, counted.
 
-Counts the matrix products and the attention; everything else a perfect kernel would do on the way. Each of them reads
-its inputs once and writes its outputs once, and takes as long as the slower of its bytes and its arithmetic. They run
-one after the other, so the floor of a pass is their sum. Quantised weights are read as they are stored.
+Counts the matrix products and the attention of every layer, for every position that a call computes; everything else
+a perfect kernel would do on the way. Each of them reads its inputs once and writes its outputs once, and takes as long
+as the slower of its bytes and its arithmetic. They run one after the other, so the floor of a pass is their sum.
+Quantised weights are read as they are stored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.bench.measure import median_ms
+from unmask.bench.measure import lasting_ms, median_ms
 from unmask.models.memory import free_memory
 from unmask.models.transformer import TransformerShape
 
@@ -20,6 +21,7 @@ from unmask.models.transformer import TransformerShape
 _COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}
 _PRODUCT_WIDTH = {"cuda": 8192, "cpu": 1536}
 _REPEATS = {"cuda": 20, "cpu": 11}
+_LASTING_S = 1.0  # after which a GPU has found the clock at which it can go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,7 @@ class Ceilings:
 
     bytes_per_s: float  # of a large copy, read and written bytes both counted
     flops_per_s: float  # of a large matrix product
+    lasting_flops_per_s: float | None = None  # of many of them without a pause, which make a GPU lower its clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,12 @@ def measure_ceilings(
     width = width or _PRODUCT_WIDTH[kind]
     left, right = (torch.randn(width, width, dtype=dtype, device=device) for _ in range(2))
     product_ms = median_ms(lambda: left @ right, repeats=_REPEATS[kind], device=device)
-    return Ceilings(bytes_per_s=1000.0 * n_bytes / copy_ms, flops_per_s=1000.0 * 2 * width**3 / product_ms)
+    lasting = lasting_ms(lambda: left @ right, seconds=_LASTING_S, device=device) if device.type == "cuda" else None
+    return Ceilings(
+        bytes_per_s=1000.0 * n_bytes / copy_ms,
+        flops_per_s=1000.0 * 2 * width**3 / product_ms,
+        lasting_flops_per_s=None if lasting is None else 1000.0 * 2 * width**3 / lasting,
+    )
 
 
 def operations(shape: TransformerShape, call: Call, itemsize: int, *, quantized: bool = False) -> list[Operation]:

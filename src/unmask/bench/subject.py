@@ -64,11 +64,13 @@ class Subject:
     threads: int
     copy_gb_per_s: float
     matmul_tflop_per_s: float
+    lasting_matmul_tflop_per_s: float | None  # without a pause, on a GPU
     unmask: str
     torch: str
 
     @classmethod
     def of(cls, model: MaskedLM, ceilings: Ceilings) -> Subject:
+        lasting = ceilings.lasting_flops_per_s
         return cls(
             model=model.spec.name,
             device=str(model.device),
@@ -78,6 +80,7 @@ class Subject:
             threads=torch.get_num_threads(),
             copy_gb_per_s=ceilings.bytes_per_s / 1e9,
             matmul_tflop_per_s=ceilings.flops_per_s / 1e12,
+            lasting_matmul_tflop_per_s=None if lasting is None else lasting / 1e12,
             unmask=__version__,
             torch=torch.__version__,
         )

@@ -21,16 +21,16 @@ from unmask.rules.kernels import kernels_serve
 from unmask.settings import Settings
 
 _MOST = 4  # policies whose graphs are kept
-_SHAPES = 8  # and shapes of each: every graph has a copy of its logits
+_SHAPES = 16  # and shapes of each: a graph has a copy of its logits, or keeps those alive that it reads elsewhere
 _LOOKING = Lock()
 _KEPT: WeakKeyDictionary[StoragePool, OrderedDict[Any, Decisions]] = WeakKeyDictionary()
 
 
 class Decisions:
-    """The graphs for one policy, by the kind of pass."""
+    """The graphs for one policy."""
 
     def __init__(self) -> None:
-        self._graphs: dict[Any, Graphs] = {}
+        self._graphs = Graphs(after=2, pads=True, steady=(3, 4, 5, 6), most=_SHAPES)
         self._alone = Lock()
 
     @classmethod
@@ -49,9 +49,12 @@ class Decisions:
         """Whether decisions about these logits are to be captured."""
         return kernels_serve(logits)
 
-    def __call__(self, kind: Any, run: Run, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """What `run` gives: copies, which the next call leaves alone. The fourth to seventh input stay as they are."""
+    def __call__(self, kind: Any, run: Run, *inputs: Tensor, fleeting: bool) -> tuple[Tensor, ...]:
+        """What `run` gives: copies, which the next call leaves alone. The fourth to seventh input stay as they are.
+
+        Logits, the first input, that are fleeting are read where the model always leaves them.
+        """
+        kind = (kind, inputs[0].data_ptr() if fleeting else None)
         with self._alone:
-            if kind not in self._graphs:
-                self._graphs[kind] = Graphs(after=2, pads=True, steady=(3, 4, 5, 6), most=_SHAPES)
-            return tuple(value.clone() for value in self._graphs[kind](run, *inputs))
+            found = self._graphs(run, *inputs, kind=kind, at_home=(0,) if fleeting else ())
+            return tuple(value.clone() for value in found)

@@ -22,10 +22,11 @@ from unmask.engine.decisions import Decisions
 from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
+from unmask.engine.settle import Case, outcome_of, settle
 from unmask.engine.window import Window
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM, Prediction
-from unmask.policies import Policy, is_pure, name_of, needs_of, remasks, with_progress
+from unmask.policies import Policy, is_pure, name_of, needs_of, remasks
 from unmask.settings import Settings
 from unmask.types import Commit, Decision, StepEvent
 
@@ -67,15 +68,6 @@ class _Begun:
     prediction: Prediction
     drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: nobody asked
     alone: Bool[Tensor, "b 1"] | None  # rows that must commit the first position of their block, and no other
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """What a pass really does to the window: the policy's wish within the guarantees of the loop."""
-
-    commit: Bool[Tensor, "b k"]
-    remask: Bool[Tensor, "b k"] | None
-    tokens: Int[Tensor, "b k"]
 
 
 class _Loop:
@@ -120,21 +112,42 @@ class _Loop:
             told, figures = self._decide_by_graph(begun, self.decisions), None
         else:
             told, figures = self._decide(begun)
-        # A device that works on its own begins the next pass before anybody has looked at this one: at once where every
-        # row goes on in its block, which the read tells, else as soon as it is known where each goes on.
+        reading = _reading(told)
+        # A device that works on its own begins the next pass before anybody has looked at this one: before the read
+        # where it is needed in any case, after it where every row goes on in its block, else as soon as it is known
+        # where each goes on.
         ahead = not self.clock and _works_on_its_own(self.tokens.device)
+        sure = self._predicted_anyway(window, told) if ahead else None
         following = window.next() if ahead else None
-        ready = self.forward.prepare(following, self.tokens) if following else None
-        read = told.tolist()
-        if following and all(goes_on for *_, goes_on in read):
+        ready = self.forward.prepare(following, self.tokens) if following and not sure else None
+        read = reading()
+        stay = all(goes_on for *_, goes_on in read)
+        if following and stay and not sure:
             self.begun = self._begin(following, ready=ready, refresh=False)
         events = [self._record(index, values, window) for index, values in enumerate(read)]
         if figures:
             events = [figures.attach(event, index) for index, event in enumerate(events)]
         self._drop_finished()
-        if ahead and self.live and self.begun is None:
+        if sure:
+            window = following if following and stay else self._window()
+            self.begun = _Begun(window=window, prediction=sure, drifted=None, alone=None)
+        elif ahead and self.live and self.begun is None:
             self.begun = self._begin(self._window())
         return events
+
+    def _predicted_anyway(self, window: Window, told: Int[Tensor, "b facts"]) -> Prediction | None:
+        """The next pass over whole canvases all of which have a block to come, where it is alike for each of them."""
+        if self.settings.cache != "none" or self.settings.early_stop:
+            return None
+        spans = [span for canvas in window.canvases for span in canvas.blocks[canvas.block_index :][:2]]
+        starts, widths = [start for start, _ in spans], {end - start for start, end in spans}
+        shifts = {after - before for before, after in zip(starts[::2], starts[1::2], strict=False)}
+        if len(spans) < 2 * len(window.canvases) or len(widths) > 1 or len(shifts) > 1:
+            return None
+        goes_on = told[:, -1:] > 0
+        at = torch.where(goes_on, window.at, window.at + shifts.pop())
+        ready = self.forward.prepare(replace(window, at=at), self.tokens)
+        return None if ready is None else ready()
 
     def _decide(self, begun: _Begun) -> tuple[Int[Tensor, "b facts"], Figures | None]:
         """Have the policy decide, write its commits, and tell what the host must know of each row."""
@@ -147,9 +160,9 @@ class _Loop:
         decision, self.state = self.policy.select(seen.view, self.state)
         if self.clock:
             self.clock.lap(self.clock.policy, self.live)
-        outcome = self._settle(decision, seen, begun)
-        self.tokens, told = self._written(outcome, decision, seen, begun, self.tokens)
-        return told, Figures(seen.view, decision, outcome.tokens, self.detail) if self.detail else None
+        case = self._case(decision, seen, begun)
+        self.tokens, told = settle(case, self.tokens)
+        return told, Figures(seen.view, decision, outcome_of(case).tokens, self.detail) if self.detail else None
 
     def _decide_by_graph(self, begun: _Begun, decisions: Decisions) -> Int[Tensor, "b facts"]:
         """The same for a policy that is pure, at temperature 0: nothing but tensors goes in and comes out."""
@@ -162,9 +175,11 @@ class _Loop:
             drifted = None if begun.drifted is None else given[0]
             alone = None if begun.alone is None else given[-1]
             now = _Begun(window=frame, prediction=Prediction(logits=logits), drifted=drifted, alone=alone)
-            seen = self.observe(now.prediction, frame, tokens, holes, [], None)
+            # What a graph reads it has to itself.
+            own = logits.is_cuda and torch.cuda.is_current_stream_capturing()
+            seen = self.observe(now.prediction, frame, tokens, holes, [], None, own=own)
             decision, _ = self.policy.select(seen.view, None)
-            return self._written(self._settle(decision, seen, now), decision, seen, now, tokens)
+            return settle(self._case(decision, seen, now), tokens)
 
         inputs = (
             begun.prediction.logits,
@@ -176,7 +191,7 @@ class _Loop:
             window.length,
         )
         kind = (begun.drifted is None, begun.alone is None)
-        self.tokens, told = decisions(kind, decide, *inputs, *flags)
+        self.tokens, told = decisions(kind, decide, *inputs, *flags, fleeting=begun.prediction.fleeting)
         return told
 
     def _window(self) -> Window:
@@ -198,39 +213,16 @@ class _Loop:
             self.clock.lap(self.clock.model, self.live)
         return _Begun(window=window, prediction=prediction, drifted=drifted, alone=rows)
 
-    def _settle(self, decision: Decision, seen: Observation, begun: _Begun) -> _Outcome:
-        commit = with_progress(decision, seen.view.masked)
-        tokens = seen.view.proposed if decision.tokens is None else decision.tokens
-        if begun.alone is not None:
-            first = torch.arange(commit.shape[1], device=commit.device) == 0
-            commit = torch.where(begun.alone, first, commit)
-            tokens = torch.where(begun.alone, seen.logits.argmax(-1), tokens)
-        if not self.settings.suppress_mask_token:
-            commit = commit & (tokens != self.spec.mask_id)
-        remask = None if decision.remask is None else decision.remask & seen.decoded
-        return _Outcome(commit=commit, remask=remask, tokens=tokens)
-
-    def _written(
-        self,
-        outcome: _Outcome,
-        decision: Decision,
-        seen: Observation,
-        begun: _Begun,
-        tokens: Int[Tensor, "b n"],
-    ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b facts"]]:
-        """The canvas after the commits; and what the host must know of each row, the one read of the pass."""
-        commit, remask, before = outcome.commit, outcome.remask, seen.tokens
-        after = torch.where(commit, outcome.tokens, before)
-        if remask is not None:
-            after = after.masked_fill(remask, self.spec.mask_id)
-        # Columns outside a narrow block repeat its last position, so changes are added to the canvas, not set.
-        tokens = tokens.scatter_add(1, begun.window.at, after - before)
-        goes_on = (after == self.spec.mask_id).any(-1)
-        goes_on = goes_on if begun.drifted is None else goes_on & ~begun.drifted
-        none = torch.zeros_like(goes_on)
-        flags = [none if flag is None else flag for flag in (decision.wait, begun.drifted, seen.broken, goes_on)]
-        remasked = none[:, None].expand_as(commit) if remask is None else remask
-        return tokens, torch.cat([after, commit, remasked, *(flag[:, None] for flag in flags)], dim=1)
+    def _case(self, decision: Decision, seen: Observation, begun: _Begun) -> Case:
+        return Case(
+            decision=decision,
+            seen=seen,
+            at=begun.window.at,
+            drifted=begun.drifted,
+            alone=begun.alone,
+            mask_id=self.spec.mask_id,
+            mask_allowed=not self.settings.suppress_mask_token,
+        )
 
     def _record(self, index: int, values: list[int], window: Window) -> StepEvent:
         """Note on the host's canvas what a pass did to one row, and say so."""
@@ -284,6 +276,22 @@ class _Loop:
             values = {item.name: getattr(self.state, item.name) for item in fields(self.state)}
             kept = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
             self.state = replace(self.state, **kept)
+
+
+def _reading(told: Int[Tensor, "b facts"]) -> Callable[[], list[list[int]]]:
+    """Begin to copy to the host; the result waits for what has been asked of the device until now, no longer."""
+    if not told.is_cuda:
+        return told.tolist
+    copy = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
+    copy.copy_(told, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(told.device))
+
+    def read() -> list[list[int]]:
+        done.synchronize()
+        return copy.tolist()
+
+    return read
 
 
 def _works_on_its_own(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from unmask.engine.canvas import Canvas
 from unmask.engine.drift import Drift
 from unmask.engine.window import Window, span_positions
 from unmask.errors import UnmaskError
-from unmask.models.base import MaskedLM, Prediction, prepares
+from unmask.models.base import MaskedLM, Prediction, prepares, tells_states
 from unmask.settings import Settings
 
 
@@ -47,7 +48,9 @@ class Forward:
         if settings.cache != "none":
             self._guided = self._cache(canvases)
             self._unguided = self._cache(canvases) if settings.cfg_scale else None
-            self._drift = Drift(settings.tolerated_drift) if settings.tolerated_drift is not None else None
+            if settings.tolerated_drift is not None:
+                self._check_states(tells_states(model))
+                self._drift = Drift(settings.tolerated_drift)
 
     def _cache(self, canvases: list[Canvas]) -> KVCache:
         longest = max((len(canvas.tokens) for canvas in canvases), default=0)
@@ -114,11 +117,12 @@ class Forward:
             )
             return prediction, None
         drift = self._drift if guided else None
+        predict = self.model.predict if drift is None else partial(self.model.predict, states=True)
         refreshing = [refresh and reuse.is_refresh(canvas, self.settings) for canvas in window.canvases]
         if all(refreshing) or not any(refreshing):
             queries = None if refreshing[0] else self._queries(window.canvases, window, refresh)
             lengths = lengths if refreshing[0] else window.length
-            prediction = self.model.predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
+            prediction = predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
             return prediction, self._drifted(drift, prediction, queries, window, tokens, None)
         # Everything that must be copied to the device is, before the first of the two calls keeps it busy.
         renewed, others = (
@@ -129,7 +133,7 @@ class Forward:
         queries = self._queries(staying, window, refresh)
 
         def part(rows: Int[Tensor, " r"], queries: Int[Tensor, "r q"] | None) -> tuple[Tensor, Tensor | None]:
-            prediction = self.model.predict(
+            prediction = predict(
                 tokens[rows],
                 lengths=None if lengths is None else lengths[rows],
                 at=window.at[rows],
@@ -157,14 +161,18 @@ class Forward:
         """Which of these rows (None: all) have drifted too far, as far as that matters."""
         if drift is None:
             return None
-        if prediction.states is None:
-            name = self.model.spec.name
-            raise UnmaskError(f"refresh={self.settings.refresh!r} needs a model that tells its states; {name} does not")
+        self._check_states(prediction.states is not None)
+        assert prediction.states is not None
         if queries is None:
             return drift.renew(prediction.states, rows)
         masked = window.columns(tokens == self.model.spec.mask_id) & window.inside
         at, masked = (values if rows is None else values[rows] for values in (window.at, masked))
         return drift.exceeded(prediction.states, queries, at, masked, rows)
+
+    def _check_states(self, told: bool) -> None:
+        if not told:
+            name = self.model.spec.name
+            raise UnmaskError(f"refresh={self.settings.refresh!r} needs a model that tells its states; {name} does not")
 
     def _queries(self, canvases: list[Canvas], window: Window, may_begin: bool) -> Int[Tensor, "b q"]:
         """The positions to recompute; a shorter row repeats its last one, which writes what already stands there."""

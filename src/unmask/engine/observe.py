@@ -8,11 +8,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unmask.engine.facts import facts_of
 from unmask.engine.sampling import noise_dtype, propose
 from unmask.engine.window import Window
 from unmask.models.base import ModelSpec, Prediction
 from unmask.settings import Settings
 from unmask.types import StepView
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,14 @@ class Observation:
     tokens: Int[Tensor, "b k"]  # what stands in the window
     decoded: Bool[Tensor, "b k"]  # positions of the window that were filled earlier
     logits: Float[Tensor, "b k v"]  # before temperature, with end-of-text wherever the settings allow it
-    broken: Bool[Tensor, " b"]  # rows with an open position whose logits are NaN, or all -inf
+    greedy: bool  # the proposed tokens are the likeliest
+
+    def broken(self) -> Bool[Tensor, " b"]:
+        """Rows with an open position whose logits are NaN, or all -inf."""
+        # The largest logit, NaN if there is one: that of the proposed token, unless it was drawn.
+        proposed = self.view.proposed[..., None]
+        largest = self.logits.gather(-1, proposed).squeeze(-1) if self.greedy else self.logits.amax(-1)
+        return (self.view.masked & ~largest.isfinite()).any(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,58 +52,59 @@ class Observer:
         holes: Bool[Tensor, "b n"],
         generators: list[torch.Generator],
         open_at_most: int | None,
+        *,
+        own: bool = False,
     ) -> Observation:
-        logits = self._scored(prediction.logits)
+        """`own`: the logits of the prediction may be written to."""
+        logits = self._scored(prediction.logits, own=own)
         sequence_logits = logits if "sequence_logits" in self.needs else None
         if sequence_logits is not None:
             logits = window.columns(sequence_logits)
-        is_mask = tokens == self.spec.mask_id
-        masked = window.columns(is_mask) & window.inside
+        facts = facts_of(tokens, holes, window.at, window.inside, mask_id=self.spec.mask_id)
         proposed, drawn_from = propose(logits, self.settings, window.widths, generators)
         seen = drawn_from if self.spec.convention == "dream" else logits
         if self.settings.confidence_eos_eot_inf:
-            seen = _without(seen, sorted(self.spec.end_ids), seen.dtype)
+            seen = _without(seen.clone(), sorted(self.spec.end_ids))
         shadow = prediction.shadow_logits
-        standing = window.columns(tokens).masked_fill(~window.inside, -1)
-        decoded = window.columns(holes & ~is_mask) & window.inside
         view = StepView(
             logits=seen,
-            masked=masked,
+            masked=facts.masked,
             proposed=proposed,
-            tokens=standing,
-            decoded=decoded,
+            tokens=facts.standing,
+            decoded=facts.decoded,
             start=window.at[:, 0],
             step=window.step,
-            remaining=is_mask.sum(-1),
-            total=holes.sum(-1),
+            remaining=facts.remaining,
+            total=facts.total,
             uniform=_uniform(window, generators) if "uniform" in self.needs else None,
             sequence_logits=sequence_logits,
-            sequence_masked=is_mask if sequence_logits is not None else None,
+            sequence_masked=tokens == self.spec.mask_id if sequence_logits is not None else None,
             length=window.length,
             attention=prediction.attention,
-            shadow_logits=None if shadow is None else self._scored(shadow),
+            shadow_logits=None if shadow is None else self._scored(shadow, own=False),
             open_at_most=open_at_most,
             model_dtype=prediction.logits.dtype,
             exact_dtype=self.settings.reference_dtype,
         )
-        # The largest logit, NaN if there is one: that of the proposed token, unless it was drawn.
         greedy = self.settings.temperature == 0.0
-        largest = logits.gather(-1, proposed[..., None]).squeeze(-1) if greedy else logits.amax(-1)
-        broken = (masked & ~largest.isfinite()).any(-1)
-        return Observation(view=view, tokens=standing, decoded=decoded, logits=logits, broken=broken)
+        return Observation(view=view, tokens=facts.standing, decoded=facts.decoded, logits=logits, greedy=greedy)
 
-    def _scored(self, logits: Float[Tensor, "b k v"]) -> Float[Tensor, "b k v"]:
-        """Logits in the dtype that rules compute in, without the tokens that must not be proposed."""
-        dtype = torch.float32
-        if self.settings.reference_dtype:
-            dtype = noise_dtype(logits.device) if self.spec.convention == "llada" else logits.dtype
+    def _scored(self, logits: Float[Tensor, "b k v"], *, own: bool) -> Float[Tensor, "b k v"]:
+        """Logits in a dtype that rules score exactly, without the tokens that must not be proposed."""
         barred = [self.spec.mask_id] if self.settings.suppress_mask_token else []
-        return _without(logits, [*barred, self.spec.eos_id] if self.settings.logits_eos_inf else barred, dtype)
+        barred = [*barred, self.spec.eos_id] if self.settings.logits_eos_inf else barred
+        return _without(logits.to(self._dtype(logits), copy=not own), barred)
+
+    def _dtype(self, logits: Float[Tensor, "b k v"]) -> torch.dtype:
+        if self.settings.reference_dtype:
+            return noise_dtype(logits.device) if self.spec.convention == "llada" else logits.dtype
+        # Rules widen half precision as they read it, which is exact; but what is drawn from must not be rounded to it.
+        as_it_comes = self.settings.temperature == 0.0 and logits.dtype in _HALF
+        return logits.dtype if as_it_comes else torch.float32
 
 
-def _without(logits: Float[Tensor, "b k v"], tokens: list[int], dtype: torch.dtype) -> Float[Tensor, "b k v"]:
-    """A copy in which these tokens cannot be proposed."""
-    logits = logits.to(dtype, copy=True)
+def _without(logits: Float[Tensor, "b k v"], tokens: list[int]) -> Float[Tensor, "b k v"]:
+    """These very logits, in which the tokens can no longer be proposed."""
     for token in tokens:
         logits[..., token] = -torch.inf
     return logits

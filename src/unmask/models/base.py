@@ -7,6 +7,7 @@ convention, special tokens) is said in its ModelSpec or hidden behind `predict`;
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -44,8 +45,11 @@ class Prediction:
     logits: Float[Tensor, "b k v"]
     attention: Float[Tensor, "b n n"] | None = None
     shadow_logits: Float[Tensor, "b s v"] | None = None
-    # Of the computed positions (`queries`, else all), before the head. The next call may overwrite them.
+    # Of the computed positions (`queries`, else all), before the head, if asked for. The next call may overwrite them.
     states: Float[Tensor, "b q w"] | None = None
+    fleeting: bool = (
+        False  # the logits too lie where they always lie, and the next pass over the same cache puts its own
+    )
 
 
 @runtime_checkable
@@ -70,6 +74,7 @@ class MaskedLM(Protocol):
         queries: Int[Tensor, "b q"] | None = None,
         attention_layers: range | None = None,
         shadow: Int[Tensor, "b s"] | None = None,
+        states: bool = False,
     ) -> Prediction:
         """Logits for the positions `at` (default: all) of canvases padded on the right to a common length.
 
@@ -79,6 +84,7 @@ class MaskedLM(Protocol):
                  Then `queries`, `lengths` and the cache's places are not changed in place as long as they are in use.
         attention_layers: layers whose attention, averaged over heads and layers, is wanted as well.
         shadow:  positions to predict a second time as if their own token were masked (see policies/wino.py).
+        states:  the states before the head are wanted as well; the engine asks for them with refresh='drift:X' only.
         """
         ...
 
@@ -90,6 +96,12 @@ def prepares(model: MaskedLM) -> bool:
     """
     owner = next((kind for kind in type(model).__mro__ if "predict" in vars(kind)), None)
     return owner is not None and "prepare" in vars(owner)
+
+
+def tells_states(model: MaskedLM) -> bool:
+    """Whether `predict` can be asked for states."""
+    parameters = signature(model.predict).parameters.values()
+    return any(found.name == "states" or found.kind is Parameter.VAR_KEYWORD for found in parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,16 @@ from torch import Tensor
 
 Outputs: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[..., Outputs]  # of tensors that lead with the rows, to such tensors
-Shape: TypeAlias = tuple[torch.Size, ...]
+Shape: TypeAlias = tuple[Any, tuple[torch.Size, ...]]  # and what else the function depends on
 
 _CAPTURING = Lock()  # entering a capture waits for the whole device, which must not happen during another one
 
 
 class Graphs:
-    """The graphs of one function that always works on the same memory; not for two threads at a time."""
+    """The graphs of one function that always works on the same memory; not for two threads at a time.
+
+    Runs of different kinds, which the caller tells apart, share no graph.
+    """
 
     def __init__(
         self, *, after: int, pads: bool, steady: Collection[int] = (), early: bool = False, most: int = 32
@@ -36,18 +39,23 @@ class Graphs:
         self._captured: OrderedDict[Shape, _Graph] = OrderedDict()
         self._pool: Any = None
 
-    def __call__(self, run: Run, *inputs: Tensor) -> Outputs:
-        """What the function gives; valid until the next call."""
-        return self.prepare(run, *inputs)()
+    def __call__(self, run: Run, *inputs: Tensor, kind: Any = None, at_home: Collection[int] = ()) -> Outputs:
+        """What the function gives; valid until the next call.
 
-    def prepare(self, run: Run, *inputs: Tensor) -> Callable[[], Outputs]:
+        Inputs that are `at_home` come from the same memory in every call of this kind, and are read there.
+        """
+        return self.prepare(run, *inputs, kind=kind, at_home=at_home)()
+
+    def prepare(
+        self, run: Run, *inputs: Tensor, kind: Any = None, at_home: Collection[int] = ()
+    ) -> Callable[[], Outputs]:
         """All that can be done before it is known whether a run is wanted; what is left takes the host no time."""
         rows = inputs[0].shape[0]
         padded = padded_rows(rows) if self._pads else rows
-        shape = tuple(torch.Size([padded, *value.shape[1:]]) for value in inputs)
+        shape = (kind, tuple(torch.Size([padded, *value.shape[1:]]) for value in inputs))
         graph = self._captured.get(shape)
         if graph is None:
-            return lambda: self._run_or_capture(run, inputs, shape)
+            return lambda: self._run_or_capture(run, inputs, shape, padded, at_home)
         self._captured.move_to_end(shape)
         outputs = graph.outputs if padded == rows else tuple(value[:rows] for value in graph.outputs)
         if self._early:
@@ -62,26 +70,29 @@ class Graphs:
 
         return replay
 
-    def _run_or_capture(self, run: Run, inputs: tuple[Tensor, ...], shape: Shape) -> Outputs:
+    def _run_or_capture(
+        self, run: Run, inputs: tuple[Tensor, ...], shape: Shape, rows: int, at_home: Collection[int]
+    ) -> Outputs:
         self._runs[shape] += 1
         if self._runs[shape] <= self._after:
             return run(*inputs)
         with _CAPTURING, torch.cuda.device(inputs[0].device):
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._captured[shape] = _Graph(run, _own(inputs, shape[0][0]), self._steady, self._pool)
+            self._captured[shape] = _Graph(run, _own(inputs, rows, at_home), self._steady, self._pool)
         if len(self._captured) > self._most:
             oldest, _ = self._captured.popitem(last=False)
             del self._runs[oldest]  # when it comes back, it has to prove itself again
-        return self.prepare(run, *inputs)()
+        return self.prepare(run, *inputs, kind=shape[0])()
 
 
 class PassGraphs:
     """The graphs of passes over whole canvases, and over parts of them, that work on the same memory."""
 
     def __init__(self) -> None:
-        self.whole = Graphs(after=2, pads=False)
-        # Padding costs little here: reading the weights is what takes the time. All but the tokens stay as they are.
-        self.part = Graphs(after=1, pads=True, steady=(1, 2, 3), early=True)
+        # All but the tokens stay as they are.
+        self.whole = Graphs(after=2, pads=False, steady=(1, 2, 3))
+        # Padding costs little here: reading the weights is what takes the time.
+        self.part = Graphs(after=1, pads=True, steady=(1, 2, 3, 4), early=True)
 
 
 class _Graph:
@@ -103,7 +114,7 @@ class _Graph:
         """Copy what has changed to where the graph reads it."""
         into, values = [], []
         for index, (own, value) in enumerate(zip(self.inputs, inputs, strict=True)):
-            if value is not self.given[index]:
+            if value is not self.given[index] and value is not own:
                 rows = value.shape[0]
                 into.append(own[:rows])
                 values.append(value)
@@ -121,8 +132,13 @@ def padded_rows(rows: int) -> int:
     return rows if rows <= 2 else -(-rows // 4) * 4
 
 
-def _own(inputs: tuple[Tensor, ...], rows: int) -> list[Tensor]:
-    """Copies of that many rows, the last one repeated."""
+def _own(inputs: tuple[Tensor, ...], rows: int, at_home: Collection[int]) -> list[Tensor]:
+    """Copies of that many rows, the last one repeated, but of those that are at home and have as many."""
     # They outlive this call, so they must not be born as inference tensors, which nobody else may write to.
     with torch.inference_mode(False):
-        return [torch.cat([x, x[-1:].expand(rows - x.shape[0], *x.shape[1:])]) for x in inputs]
+        return [
+            x
+            if index in at_home and x.shape[0] == rows
+            else torch.cat([x, x[-1:].expand(rows - x.shape[0], *x.shape[1:])])
+            for index, x in enumerate(inputs)
+        ]

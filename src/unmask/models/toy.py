@@ -86,9 +86,10 @@ class Toy:
         queries: Int[Tensor, "b q"] | None = None,
         attention_layers: range | None = None,
         shadow: Int[Tensor, "b s"] | None = None,
+        states: bool = False,
     ) -> Prediction:
-        """As documented in base.py; it has no keys to cache, so that every cache gives the same tokens."""
-        del cache, queries
+        """As documented in base.py; it has no states, and no keys to cache: every cache gives the same tokens."""
+        del cache, queries, states
         visible = key_mask(lengths, tokens.shape[1])
         visible = torch.ones_like(tokens, dtype=torch.bool) if visible is None else visible
         logits = self._logits(tokens, visible)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -124,11 +124,16 @@ class Transformer(nn.Module):
         queries: Int[Tensor, "b q"] | None = None,
         attention_layers: range | None = None,
         shadow: Int[Tensor, "b s"] | None = None,
+        states: bool = False,
     ) -> Prediction:
         self._check(cache, queries, attention_layers, shadow)
         if shadow is not None or attention_layers is not None:
             return self._predict_more(tokens, lengths, at, attention_layers, shadow)
-        return self.prepare(tokens, lengths=lengths, at=at, cache=cache, queries=queries)()
+        given = {"lengths": lengths, "at": at, "cache": cache, "queries": queries}
+        prediction = self.prepare(tokens, **given, states=states)()
+        if prediction.fleeting:
+            return replace(prediction, logits=prediction.logits.clone(), fleeting=False)
+        return prediction
 
     def prepare(
         self,
@@ -138,19 +143,22 @@ class Transformer(nn.Module):
         at: Int[Tensor, "b k"] | None = None,
         cache: KVCache | None = None,
         queries: Int[Tensor, "b q"] | None = None,
+        states: bool = False,
     ) -> Callable[[], Prediction]:
-        """`predict`, but for what can wait until it is known that the prediction is wanted."""
+        """`predict`, but for what can wait until it is known that the prediction is wanted.
+
+        With `queries`, the logits may lie where the next pass over the same cache puts its own.
+        """
         if queries is not None:
             assert cache is not None
-            states_of = self._part_states(tokens, queries, cache, lengths)
+            ready = self._part_pass(tokens, queries, cache, lengths, None if at is queries else at)
         else:
-            states_of = partial(self._whole_states, tokens, cache, lengths)
+            ready = partial(self._whole_pass, tokens, cache, lengths, at, states)
 
         def predict() -> Prediction:
             # One at a time: what a graph leaves behind must have been picked up before it is replayed.
             with self._alone if self._fused else nullcontext():
-                states = states_of()
-                return Prediction(logits=self._head(self._rows(states, at, queries)), states=states)
+                return ready()
 
         return predict
 
@@ -175,7 +183,7 @@ class Transformer(nn.Module):
         states, attention = self._whole(tokens, positions, seen, watched=attention_layers or range(0))
         if attention is not None:
             attention = _without_padding(attention[:, :length, :length], visible)
-        mains = self._rows(states[:, : states.shape[1] - shadows], at, None)
+        mains = _picked(states[:, : states.shape[1] - shadows], self._feeding(at, None, length))
         # One product with the head for both kinds of rows: its weights are by far the largest to read.
         logits = self._head(torch.cat([mains, states[:, -shadows:]], dim=1) if shadows else mains)
         main_logits, shadow_logits = logits.split([logits.shape[1] - shadows, shadows], dim=1)
@@ -204,27 +212,39 @@ class Transformer(nn.Module):
                 f"{self.spec.family} predicts a position from the one before it, so it has no shadow predictions"
             )
 
-    def _whole_states(
-        self, tokens: Int[Tensor, "b n"], cache: KVCache | None, lengths: Int[Tensor, " b"] | None
-    ) -> Float[Tensor, "b n w"]:
-        """States of every position; fills the cache."""
+    def _whole_pass(
+        self,
+        tokens: Int[Tensor, "b n"],
+        cache: KVCache | None,
+        lengths: Int[Tensor, " b"] | None,
+        at: Int[Tensor, "b k"] | None,
+        states: bool,
+    ) -> Prediction:
+        """A pass over every position; fills the cache."""
         storage = None if cache is None else cache.storage
         if storage is not None:
             shape = self.shape
             sizes = {"n_layers": shape.n_layers, "heads": shape.n_kv_heads, "width": shape.head_width}
             storage.allocate(**sizes, like=self.embedding.weight)
         layers = None if storage is None else storage.layers
+        given = {"places": None if cache is None else cache.places, "lengths": lengths, "at": at}
+        given = {name: value for name, value in given.items() if value is not None}
 
-        def whole(tokens: Tensor, *rest: Tensor) -> tuple[Tensor]:
-            places = None if layers is None else rest[0]
-            seen = padding_mask(rest[-1], tokens.shape[1], self.device) if len(rest) > (layers is not None) else None
-            return (self._whole(tokens, None, seen, layers=layers, places=places)[0],)
+        def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            places, lengths, at = (
+                dict(zip(given, values, strict=True)).get(name) for name in ("places", "lengths", "at")
+            )
+            seen = padding_mask(lengths, tokens.shape[1], self.device)
+            rows = self._feeding(at, None, tokens.shape[1])
+            if states or at is None:
+                found = self._whole(tokens, None, seen, layers=layers, places=places)[0]
+                return self._head(_picked(found, rows)), found
+            return (self._head(self._whole(tokens, None, seen, layers=layers, places=places, kept=rows)[0]),)
 
-        inputs = [tokens, None if cache is None else cache.places, lengths]
-        inputs = [value for value in inputs if value is not None]
         if tokens.numel() > _GRAPHED or not self._fused:
-            return whole(*inputs)[0]
-        return self._graphs_of(storage).whole(whole, *inputs)[0]
+            return _as_prediction(whole(tokens, *given.values()))
+        found = self._graphs_of(storage).whole(whole, tokens, *given.values(), kind=states)
+        return _as_prediction((found[0].clone(), *found[1:]))
 
     def _whole(
         self,
@@ -235,8 +255,12 @@ class Transformer(nn.Module):
         layers: list[Layer] | None = None,
         places: Int[Tensor, " b"] | None = None,
         watched: range = range(0),
-    ) -> tuple[Float[Tensor, "b n w"], Float[Tensor, "b n n"] | None]:
-        """States of every position, and the mean attention of the watched layers; keys and values go to `layers`."""
+        kept: Int[Tensor, "b k"] | None = None,
+    ) -> tuple[Float[Tensor, "b k w"], Float[Tensor, "b n n"] | None]:
+        """States of the positions `kept` (default: all), and the mean attention of the watched layers.
+
+        Keys and values of all positions go to `layers`.
+        """
         table, heads = self.rotary(tokens.shape[1], device=self.device), (self.shape.n_heads, self.shape.n_kv_heads)
         maps = []
 
@@ -246,23 +270,34 @@ class Transformer(nn.Module):
             queries, keys, values = plain.split(qkv, *heads)
             if layer in watched:
                 maps.append(_attention_map(queries, keys, seen))
+            if kept is not None and layer == len(self.blocks) - 1:
+                queries = queries.gather(2, kept[:, None, :, None].expand(-1, heads[0], -1, queries.shape[3]))
             # Watched layers too: looking at a model must not change what it says.
             return plain.attend(queries, keys, values, seen)
 
-        states = self._run(tokens, mix)
+        states = self._run(tokens, mix, kept=kept)
         return states, torch.stack(maps).mean(0) if maps else None
 
-    def _part_states(
+    def _part_pass(
         self,
         tokens: Int[Tensor, "b n"],
         positions: Int[Tensor, "b q"],
         cache: KVCache,
         lengths: Int[Tensor, " b"] | None,
-    ) -> Callable[[], Float[Tensor, "b q w"]]:
-        """How to get the states of some positions that see all else as it is in the cache, which has them renewed."""
+        at: Int[Tensor, "b k"] | None,
+    ) -> Callable[[], Prediction]:
+        """How to do a pass over some positions that see all else as it is in the cache, which has them renewed.
+
+        Predicts the positions `at`, by default those that are computed.
+        """
         length, layers = tokens.shape[1], cache.storage.layers
         tokens = tokens.gather(1, positions)
         heads = (self.shape.n_heads, self.shape.n_kv_heads)
+
+        def finish(states: Tensor, positions: Tensor, at: Tensor | None) -> tuple[Tensor, Tensor]:
+            at = positions if at is None else at
+            return self._head(_picked(states, self._feeding(at, positions, states.shape[1]))), states
+
         if not self._fused:
             rows = slice(len(tokens)) if cache.in_order else cache.places
             seen = padding_mask(lengths, length, self.device)
@@ -271,18 +306,21 @@ class Transformer(nn.Module):
                 queries, _, _ = plain.split(qkv, *heads)
                 return plain.attend(queries, keys[rows, :, :length], values[rows, :, :length], seen)
 
-            return lambda: self._part(tokens, positions, layers, cache.places, attend)
+            states = partial(self._part, tokens, positions, layers, cache.places, attend)
+            return lambda: _as_prediction(finish(states(), positions, at))
         lengths = torch.full_like(cache.places, length) if lengths is None else lengths
         longest = cache.storage.length
 
-        def part(tokens: Tensor, positions: Tensor, places: Tensor, lengths: Tensor) -> tuple[Tensor]:
+        def part(tokens: Tensor, positions: Tensor, places: Tensor, lengths: Tensor, *at: Tensor) -> tuple[Tensor, ...]:
             def attend(qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
                 return fused.block_attention(qkv, keys, values, places, lengths, heads[0], longest)
 
-            return (self._part(tokens, positions, layers, places, attend),)
+            states = self._part(tokens, positions, layers, places, attend)
+            return finish(states, positions, at[0] if at else None)
 
-        ready = self._graphs_of(cache.storage).part.prepare(part, tokens, positions, cache.places, lengths)
-        return lambda: ready()[0]
+        inputs = [tokens, positions, cache.places, lengths, *([] if at is None else [at])]
+        ready = self._graphs_of(cache.storage).part.prepare(part, *inputs)
+        return lambda: _as_prediction(ready(), fleeting=True)
 
     def _graphs_of(self, storage: Storage | None) -> PassGraphs:
         """Those that work on a storage, or on none."""
@@ -309,18 +347,26 @@ class Transformer(nn.Module):
         return self._run(tokens, mix, cached=True)
 
     def _run(
-        self, tokens: Int[Tensor, "b q"], mix: Callable[[int, Callable[..., Tensor]], Tensor], *, cached: bool = False
-    ) -> Float[Tensor, "b q w"]:
+        self,
+        tokens: Int[Tensor, "b q"],
+        mix: Callable[[int, Callable[..., Tensor]], Tensor],
+        *,
+        cached: bool = False,
+        kept: Int[Tensor, "b k"] | None = None,
+    ) -> Float[Tensor, "b k w"]:
         """States after the last norm.
 
         `mix` is given a layer and how to have its queries, keys and values (see steps.py), and gives what they attend
-        to. `cached`: it reads the keys and values from a cache.
+        to. `cached`: it reads the keys and values from a cache. `kept`: it gives that for these rows only in the last
+        layer, behind whose attention nobody looks at the others.
         """
         x, update = self.embedding(tokens), None
         steps = self._steps(x, cached=cached)
         for layer, block in enumerate(self._blocks()):
             x, normed = steps.add_norm(x, update, block.attention_norm.weight, block.attention_norm.eps)
-            update = steps.update(block.attention.out, mix(layer, partial(steps.project, block.attention.qkv, normed)))
+            mixed = mix(layer, partial(steps.project, block.attention.qkv, normed))
+            x = _picked(x, kept if layer == len(self.blocks) - 1 else None)
+            update = steps.update(block.attention.out, mixed)
             x, normed = steps.add_norm(x, update, block.mlp_norm.weight, block.mlp_norm.eps)
             update = steps.update(block.down, steps.gated(block.gate_up, normed))
         return steps.add_norm(x, update, self.norm.weight, self.norm.eps)[1]
@@ -340,20 +386,29 @@ class Transformer(nn.Module):
     def _blocks(self) -> Iterator[Block]:
         yield from self.blocks  # ty: ignore[invalid-yield]
 
-    def _rows(
-        self, states: Float[Tensor, "b q w"], at: Int[Tensor, "b k"] | None, queries: Int[Tensor, "b q"] | None
-    ) -> Float[Tensor, "b k w"]:
-        """The states that predict the positions `at`: the head is only worth its cost on those."""
+    def _feeding(
+        self, at: Int[Tensor, "b k"] | None, queries: Int[Tensor, "b q"] | None, length: int
+    ) -> Int[Tensor, "_b k"] | None:
+        """Which of `length` states predict the positions `at`: the head is only worth its cost on those; None: all."""
         if not self.spec.shifted and (at is None or at is queries):
-            return states
-        if at is None:
-            return torch.cat([states[:, :1], states[:, :-1]], dim=1)
+            return None
+        at = torch.arange(length, device=self.device)[None] if at is None else at
         row = at if queries is None else at - queries[:, :1]
-        row = (row - 1 if self.spec.shifted else row).clamp(0, states.shape[1] - 1)
-        return states.gather(1, row[:, :, None].expand(-1, -1, states.shape[2]))
+        return (row - 1 if self.spec.shifted else row).clamp(0, length - 1)
 
     def _head(self, states: Float[Tensor, "b k w"]) -> Float[Tensor, "b k v"]:
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
+
+
+def _picked(states: Float[Tensor, "b q w"], rows: Int[Tensor, "_b k"] | None) -> Float[Tensor, "b k w"]:
+    """Some of the states, by default all."""
+    if rows is None:
+        return states
+    return states.gather(1, rows[:, :, None].expand(states.shape[0], -1, states.shape[2]))
+
+
+def _as_prediction(found: tuple[Tensor, ...], *, fleeting: bool = False) -> Prediction:
+    return Prediction(logits=found[0], states=found[1] if len(found) > 1 else None, fleeting=fleeting)
 
 
 def _attention_map(

@@ -31,7 +31,9 @@ def add_norm_rows(x, update, weight, sum_out, normed_out, w, eps, PARTS: tl.cons
     columns = tl.arange(0, W)
     inside = columns < w
     at = tl.program_id(0).to(tl.int64) * w + columns
+    # All that is read is asked for at once: a program has little else to do but to wait for it.
     state = tl.load(x + at, mask=inside, other=0.0)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if PARTS:
         total = tl.load(update + at, mask=inside, other=0.0).to(tl.float32)
         for _ in tl.static_range(1, PARTS):
@@ -42,7 +44,6 @@ def add_norm_rows(x, update, weight, sum_out, normed_out, w, eps, PARTS: tl.cons
     wide = state.to(tl.float32)
     mean = tl.div_rn(tl.sum(wide * wide, axis=0), w * 1.0)
     normed = (wide * tl.rsqrt(mean + eps)).to(x.dtype.element_ty)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed_out + at, (normed.to(tl.float32) * gain).to(x.dtype.element_ty), mask=inside)
 
 
@@ -135,15 +136,16 @@ def attend_split(
     tiles = tl.cdiv(shared * q, ROWS)
     which, row = tl.program_id(0), tl.program_id(1)
     tile, key_head, split = which % tiles, which // tiles % G, which // (tiles * G)
+    # Asked for before anybody needs it, and at once.
+    asking = tile * ROWS + tl.arange(0, ROWS)
+    there = (asking < shared * q)[:, None]
+    head = key_head * shared + asking // q
+    token = row.to(tl.int64) * q + asking % q
+    features = tl.arange(0, D)
+    query = tl.load(qkv + (token * (H + 2 * G) + head)[:, None] * D + features[None, :], mask=there, other=0.0)
+    first = (tl.load(slots + row) * G + key_head) * capacity * D
     length = tl.minimum(tl.load(lengths + row).to(tl.int32), tl.num_programs(0) // (tiles * G) * split_size)
     if (split * split_size < length) | (split == 0):
-        asking = tile * ROWS + tl.arange(0, ROWS)
-        there = (asking < shared * q)[:, None]
-        head = key_head * shared + asking // q
-        token = row.to(tl.int64) * q + asking % q
-        features = tl.arange(0, D)
-        query = tl.load(qkv + (token * (H + 2 * G) + head)[:, None] * D + features[None, :], mask=there, other=0.0)
-        first = (tl.load(slots + row) * G + key_head) * capacity * D
         keys += first
         values += first
         best = tl.full([ROWS], -float("inf"), dtype=tl.float32)

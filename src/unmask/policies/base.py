@@ -16,6 +16,8 @@ from torch import Tensor
 
 from unmask.errors import UnmaskError
 from unmask.registry import Registry
+from unmask.rules.kernels import kernels_serve
+from unmask.rules.selection import best_by_kernel, rank_by_kernel
 from unmask.types import Decision, StepView
 
 
@@ -145,11 +147,15 @@ def best_scored(
     score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: Int[Tensor, " b"]
 ) -> Bool[Tensor, "b k"]:
     """The `count` open positions of each row with the largest scores, ties to the lowest index."""
+    if kernels_serve(score):
+        return best_by_kernel(score, masked, count)
     return masked & (rank_of(score, masked) < count[:, None])
 
 
 def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
     """Each position's place by descending score: open positions come first, ties go to the lowest index."""
+    if kernels_serve(score):
+        return rank_by_kernel(score, masked)
     scores = _open_scores(score, masked)
     if not scores.is_cuda or scores.shape[-1] > _FEW:
         return scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)

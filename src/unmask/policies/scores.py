@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask import rules
+from unmask.rules.kernels import kernels_serve
+from unmask.rules.selection import can_occur, kept
 from unmask.types import StepView
 
 
 def confidence(view: StepView) -> Float[Tensor, "b k"]:
     """Probability of the proposed token, which at temperature 0 is the largest one."""
-    return _open(view, rules.probability_of(_proposed(view), view.working(view.logits)))
+    # Kernels read no logit that is not there, and closed positions may hold any token.
+    tokens = view.proposed if kernels_serve(view.logits) else view.proposed.long().where(view.masked, 0)
+    return _open(view, rules.probability_of(tokens, view.logits, dtype=view.working_dtype(view.logits)))
 
 
 def entropy(view: StepView) -> Float[Tensor, "b k"]:
     """Entropy of the predicted distribution in nats."""
-    return _open(view, rules.entropy(view.working(view.logits)))
+    return _open(view, rules.entropy(view.logits, dtype=view.working_dtype(view.logits)))
 
 
 def probability_gap(view: StepView) -> Float[Tensor, "b k"]:
     """Difference between the probabilities of the two likeliest tokens."""
-    best, second = rules.top2_probabilities(view.working(view.logits)).unbind(-1)
+    best, second = rules.top2_probabilities(view.logits, dtype=view.working_dtype(view.logits)).unbind(-1)
     return _open(view, best - second)
 
 
 def eligible(view: StepView) -> Bool[Tensor, "b k"]:
     """Open positions but those to be committed last, whose proposed token has been ruled out by a logit of -inf."""
-    return view.masked & (view.logits.gather(-1, _proposed(view)[..., None]).squeeze(-1) != -torch.inf)
-
-
-def _proposed(view: StepView) -> Int[Tensor, "b k"]:
-    return view.proposed.long().where(view.masked, 0)
+    return can_occur(view.proposed, view.logits, view.masked)
 
 
 def _open(view: StepView, values: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-    return values.where(view.masked, 0.0)
+    return kept(values, view.masked, 0.0)

@@ -60,9 +60,9 @@ class Wino(Base):
 
     def _doubtful(self, view: StepView, at_most: Int[Tensor, " b"]) -> Bool[Tensor, "b k"]:
         """Decoded positions, the least likely first, whose tokens the shadow does not confirm."""
-        shadow = view.working(require(view, "shadow", "wino"))
+        shadow = require(view, "shadow", "wino")
         if view.tokens is None:  # then nothing is known to have been decoded
             return torch.zeros_like(view.masked)
         decoded = ~view.masked & (view.tokens >= 0) if view.decoded is None else view.decoded
-        verdict = rules.probability_of(view.tokens.where(decoded, 0), shadow)
+        verdict = rules.probability_of(view.tokens.where(decoded, 0), shadow, dtype=view.working_dtype(shadow))
         return best_scored(-verdict, decoded & (verdict < self.verify_threshold), at_most)
