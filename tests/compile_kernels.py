@@ -10,7 +10,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from unmask.engine import decision_kernels
-from unmask.models import triton_layers, triton_products
+from unmask.models import triton_layers, triton_products, wide_products
 from unmask.rules import marginal_kernels, selection_kernels, settle_kernels, triton_kernels
 
 MODULES = (
@@ -21,6 +21,7 @@ MODULES = (
     decision_kernels,
     triton_layers,
     triton_products,
+    wide_products,
 )
 ROW = {"column_of": "*i32", "count": "*i32", "figures": "*fp32"}
 OUT = {"commit_out": "*u8"} | dict.fromkeys(("score_out", "intensity_out", "margin_out", "overlap_out"), "*fp32")
@@ -104,6 +105,15 @@ def layer_kernels(dtype):
         yield "part_product", factors | {"parts": "*fp32", "n": "i32"}, tile | {"COLUMNS": columns}, 4, stages
 
 
+def wide_kernel(dtype):
+    """That of the gated product of many rows: name, types of the arguments, constants, warps and stages."""
+    blocks = {"x": (128, 64), "weight": (2, 128, 64), "out": (128, 128), "half_weight": (2, 64, 64)}
+    blocks |= {"half_out": (128, 64)}
+    types = {name: f"tensordesc<{dtype}{list(block)}>" for name, block in blocks.items()}
+    tile = {"ROWS": 128, "COLUMNS": 256, "INNER": 64, "GROUP": 16}
+    return "gate_wide", types | dict.fromkeys(("m", "k", "f", "whole"), "i32"), tile, 8, 4
+
+
 def compile_for(architecture, dtype):
     for kernel in kernels(dtype):
         compile_one(architecture, *kernel)
@@ -140,3 +150,5 @@ def _function(name):
 
 compile_for(80, "*fp16")
 compile_for(90, "*bf16")
+for half in ("bf16", "fp16"):
+    compile_one(90, *wide_kernel(half), aligned=True)

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from doubles import Scripted, Watched, tiny_config
 from unmask import policies
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import Prediction
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
@@ -238,7 +238,7 @@ def test_a_pass_begun_before_the_last_one_was_looked_at_changes_nothing(family, 
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]])
-@pytest.mark.parametrize(("family", "name"), [("llada", "fixed"), ("dream", "mean_field"), ("llada", "wino")])
+@pytest.mark.parametrize(("family", "name"), [("llada", "threshold"), ("dream", "mean_field"), ("llada", "wino")])
 def test_whole_canvases_with_a_block_to_come_are_predicted_again_before_the_read(family, name, prompts, monkeypatch):
     model = Watched(random_model(tiny_config(family), std=0.4))
     expected, events = run(model, name, prompts, max_tokens=17, block_size=5)
@@ -259,6 +259,36 @@ def test_whole_canvases_with_a_block_to_come_are_predicted_again_before_the_read
         assert ahead == [name != "wino" and event.block[0] < first + 10 for event in events]
 
 
+class Announced(policies.Fixed):
+    """Says that it commits one position a pass, and does not keep its word."""
+
+    def select(self, view, state=None):
+        decision, state = super().select(view, state)
+        return replace(decision, commit=view.masked), state
+
+    def most_commits(self, open_now, step):
+        return 1
+
+
+def test_a_block_that_a_pass_cannot_complete_is_gone_on_with_before_the_read(monkeypatch):
+    model, settings = Watched(random_model(tiny_config("llada"), std=0.4)), Settings(cache="dual")
+    expected = run(model, "fixed", PROMPTS[:1], max_tokens=10, block_size=5, settings=settings)
+    computed, ahead = list(model.computed), []
+    model.computed.clear()
+
+    def reading(told):
+        passes = len(ahead) + 1
+        return lambda: ahead.append(len(model.computed) > passes) or told.tolist()
+
+    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
+    monkeypatch.setattr("unmask.engine.decode._reading", reading)
+    assert run(model, "fixed", PROMPTS[:1], max_tokens=10, block_size=5, settings=settings) == expected
+    assert model.computed == computed
+    assert ahead == [True, True, True, True, False] * 2
+    with pytest.raises(WorkFailed, match="commits more than it said"):
+        run(model, Announced(), PROMPTS[:1], max_tokens=10, block_size=5, settings=settings)
+
+
 PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]
 
 
@@ -273,6 +303,8 @@ class Counting(policies.Threshold):
 
 def test_what_a_class_says_of_its_decisions_does_not_hold_for_those_of_others():
     assert not policies.is_pure(Counting())
+    hasty = type("Hasty", (policies.Fixed,), {"select": lambda self, view, state=None: None})
+    assert (policies.most_commits(policies.Fixed(), 5, 0), policies.most_commits(hasty(), 5, 0)) == (1, 5)
     assert not policies.is_pure(type("Scored", (policies.Fixed,), {"score": lambda self, view: view.logits[..., 0]})())
     assert policies.is_pure(type("Renamed", (policies.Threshold,), {})())
 

@@ -3,6 +3,8 @@
 Needs nothing but the package and pytest: `pytest -m gpu tests/engine/test_decode_cuda.py`.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -172,3 +174,14 @@ def test_a_pass_reads_from_the_device_once():
         events = list(decode(there, canvases, policies.get("fixed"), settings, pool=pool))
     assert len(reads) == len(events)
     assert max(columns for _, columns in reads) <= 3 * 16 + 4
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_generations_of_several_threads_do_not_disturb_each_other(cache):
+    _, there = twins(LLADA)
+    settings, pool = Settings(cache=cache), StoragePool()
+    alone = [run(there, settings, policy, prompts=PROMPTS[:2], pool=pool) for policy in PURE]
+    for _ in range(2):  # while graphs are captured, and with all of them
+        with ThreadPoolExecutor(len(PURE)) as threads:
+            found = threads.map(lambda policy: run(there, settings, policy, prompts=PROMPTS[:2], pool=pool), PURE)
+            assert list(found) == alone

@@ -17,6 +17,7 @@ def counts(policy, masks, limit=400):
         logits = torch.randn(1, masks, 5, generator=generator)
         decision, state = policy.select(StepView(logits=logits, masked=masked, step=step), state)
         commit = with_progress(decision, masked)
+        assert commit.sum() <= policies.most_commits(policy, int(masked.sum()), len(committed))
         committed.append(int(commit.sum()))
         waited.append(decision.wait is not None and bool(decision.wait[0]))
         masked = masked & ~commit
@@ -37,7 +38,10 @@ def counts(policy, masks, limit=400):
     ],
 )
 def test_the_even_schedule_gives_the_larger_shares_first(name, params, masks, expected):
-    assert counts(policies.get(name, **params), masks) == expected
+    policy = policies.get(name, **params)
+    assert counts(policy, masks) == expected
+    left = [masks - sum(expected[:step]) for step in range(len(expected))]
+    assert [policies.most_commits(policy, open_now, step) for step, open_now in enumerate(left)] == expected
 
 
 @pytest.mark.parametrize("name", ["fixed", "entropy", "margin"])

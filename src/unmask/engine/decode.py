@@ -23,10 +23,10 @@ from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
 from unmask.engine.settle import Case, outcome_of, settle
-from unmask.engine.window import Window
+from unmask.engine.window import Window, on_device
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM, Prediction
-from unmask.policies import Policy, is_pure, name_of, needs_of, remasks
+from unmask.policies import Policy, is_pure, most_commits, name_of, needs_of, remasks
 from unmask.settings import Settings
 from unmask.types import Commit, Decision, StepEvent
 
@@ -120,9 +120,14 @@ class _Loop:
         sure = self._predicted_anyway(window, told) if ahead else None
         following = window.next() if ahead else None
         ready = self.forward.prepare(following, self.tokens) if following and not sure else None
+        early = ready is not None and self._go_on_anyway(window)
+        if following and early:
+            self.begun = self._begin(following, ready=ready)
         read = reading()
         stay = all(goes_on for *_, goes_on in read)
-        if following and stay and not sure:
+        if early and not stay:
+            raise WorkFailed(f"the policy {name_of(self.policy)} commits more than it said")
+        if following and stay and not sure and not early:
             self.begun = self._begin(following, ready=ready, refresh=False)
         events = [self._record(index, values, window) for index, values in enumerate(read)]
         if figures:
@@ -134,6 +139,13 @@ class _Loop:
         elif ahead and self.live and self.begun is None:
             self.begun = self._begin(self._window())
         return events
+
+    def _go_on_anyway(self, window: Window) -> bool:
+        """Whether the policy cannot complete any of the blocks in this pass."""
+        return all(
+            most_commits(self.policy, canvas.open_in_block(), canvas.block_step) < canvas.open_in_block()
+            for canvas in window.canvases
+        )
 
     def _predicted_anyway(self, window: Window, told: Int[Tensor, "b facts"]) -> Prediction | None:
         """The next pass over whole canvases all of which have a block to come, where it is alike for each of them."""
@@ -205,7 +217,7 @@ class _Loop:
         if refresh:
             shifted = self.spec.shifted
             alone = [reuse.commits_first_only(canvas, self.settings, shifted=shifted) for canvas in window.canvases]
-            rows = torch.tensor(alone, device=self.tokens.device)[:, None] if any(alone) else None
+            rows = on_device(alone, self.tokens.device)[:, None] if any(alone) else None
         if self.clock:
             self.clock.start()
         prediction, drifted = self.forward(window, self.tokens, self.holes, refresh=refresh)
@@ -269,7 +281,7 @@ class _Loop:
         if len(staying) == len(self.live):
             return
         self.live = [self.live[index] for index in staying]
-        rows = torch.tensor(staying, dtype=torch.long, device=self.tokens.device)
+        rows = on_device(staying, self.tokens.device).long()
         self.tokens, self.holes = self.tokens[rows], self.holes[rows]
         self.forward.keep(rows)
         if self.state is not None:

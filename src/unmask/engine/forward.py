@@ -19,7 +19,7 @@ from unmask.cache.kv import KVCache, StoragePool
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
 from unmask.engine.drift import Drift
-from unmask.engine.window import Window, span_positions
+from unmask.engine.window import Window, on_device, span_positions
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, Prediction, prepares, tells_states
 from unmask.settings import Settings
@@ -126,7 +126,7 @@ class Forward:
             return prediction, self._drifted(drift, prediction, queries, window, tokens, None)
         # Everything that must be copied to the device is, before the first of the two calls keeps it busy.
         renewed, others = (
-            torch.tensor([row for row, flag in enumerate(refreshing) if flag is wanted], device=tokens.device)
+            on_device([row for row, flag in enumerate(refreshing) if flag is wanted], tokens.device)
             for wanted in (True, False)
         )
         staying = [canvas for canvas, flag in zip(window.canvases, refreshing, strict=True) if not flag]

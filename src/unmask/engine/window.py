@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,7 +25,7 @@ class Window:
 
     @classmethod
     def over(cls, canvases: list[Canvas], device: torch.device) -> Window:
-        # One copy to the device, before the forward pass: while it waits for one, the device does nothing.
+        # One copy to the device, before the forward pass.
         spans = [canvas.block for canvas in canvases]
         facts = [
             [start for start, _ in spans],
@@ -32,7 +33,7 @@ class Window:
             [canvas.block_step for canvas in canvases],
             [len(canvas.tokens) for canvas in canvases],
         ]
-        start, end, step, length = torch.tensor(facts, device=device)
+        start, end, step, length = on_device(facts, device)
         width = max(end - start for start, end in spans)
         columns = start[:, None] + torch.arange(width, device=device)
         last = end[:, None] - 1
@@ -62,6 +63,13 @@ class Window:
 
 def span_positions(spans: list[tuple[int, int]], device: torch.device) -> Int[Tensor, "b w"]:
     """The positions of each span side by side; a shorter span repeats its last position."""
-    bounds = torch.tensor(spans, device=device)
+    bounds = on_device(spans, device)
     width = max(end - start for start, end in spans)
     return torch.minimum(bounds[:, :1] + torch.arange(width, device=device), bounds[:, 1:] - 1)
+
+
+def on_device(values: list[Any], device: torch.device) -> Tensor:
+    """A tensor of some numbers; the host does not wait until the device, which may be at work, has copied them."""
+    if device.type != "cuda":
+        return torch.tensor(values, device=device)
+    return torch.tensor(values, pin_memory=True).to(device, non_blocking=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
-from threading import Lock
+from threading import Lock, local
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,18 @@ Run: TypeAlias = Callable[..., Outputs]  # of tensors that lead with the rows, t
 Shape: TypeAlias = tuple[Any, tuple[torch.Size, ...]]  # and what else the function depends on
 
 _CAPTURING = Lock()  # entering a capture waits for the whole device, which must not happen during another one
+_OF_THREAD = local()
+
+
+def cut() -> None:
+    """Where a run is captured, end its graph here and begin another.
+
+    The more there is in a graph, the longer the host takes to launch it. After a small one, which keeps the device busy
+    for that long, nobody waits for a large one.
+    """
+    capture = getattr(_OF_THREAD, "capture", None)
+    if capture is not None:
+        capture.cut()
 
 
 class Graphs:
@@ -60,12 +72,13 @@ class Graphs:
         outputs = graph.outputs if padded == rows else tuple(value[:rows] for value in graph.outputs)
         if self._early:
             graph.fill(inputs)
+        device = torch.cuda.device(inputs[0].device)  # a graph is replayed on the current one
 
         def replay() -> Outputs:
             if not self._early:
                 graph.fill(inputs)
-            with torch.cuda.device(inputs[0].device):  # a graph is replayed on the current one
-                graph.graph.replay()
+            with device:
+                graph.replay()
             return outputs
 
         return replay
@@ -100,15 +113,19 @@ class _Graph:
         self.inputs = inputs
         self.steady = steady
         self.given: list[Tensor | None] = [None] * len(inputs)
-        self.graph = torch.cuda.CUDAGraph()
         # Libraries set themselves up in the first call on a stream, which must not happen within a capture.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with _Capture(pool, stream) as capture:
             self.outputs = run(*inputs)
+        self.graphs = capture.graphs
+
+    def replay(self) -> None:
+        for graph in self.graphs:
+            graph.replay()
 
     def fill(self, inputs: tuple[Tensor, ...]) -> None:
         """Copy what has changed to where the graph reads it."""
@@ -125,6 +142,34 @@ class _Graph:
                 if index in self.steady:
                     self.given[index] = value
         torch._foreach_copy_(into, values)
+
+
+class _Capture:
+    """Captures what a thread asks of the device, in graphs that follow each other."""
+
+    def __init__(self, pool: Any, stream: Any) -> None:
+        self.graphs: list[Any] = []
+        self._pool, self._stream = pool, stream
+
+    def __enter__(self) -> _Capture:
+        self._begin()
+        _OF_THREAD.capture = self
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        _OF_THREAD.capture = None
+        self._current.__exit__(*failure)
+
+    def cut(self) -> None:
+        self._current.__exit__(None, None, None)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        self._current = torch.cuda.graph(
+            self.graphs[-1], pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        self._current.__enter__()
 
 
 def padded_rows(rows: int) -> int:

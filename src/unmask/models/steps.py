@@ -8,11 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from unmask.cache.kv import Layer
-from unmask.models import fused
+from unmask.models import fused, wide
 
 
 class Steps:
-    """Products by the layer's modules, whatever these are; what follows by `plain` or `fused`."""
+    """Products by the layer's modules, whatever these are; what follows by `plain` or `fused`.
+
+    With `fused`, a gated product of many rows is one step where `wide` serves.
+    """
 
     def __init__(self, ops: Any) -> None:
         self.add_norm = ops.add_norm
@@ -35,6 +38,10 @@ class Steps:
 
     def gated(self, linear: nn.Module, normed: Float[Tensor, "b n w"]) -> Float[Tensor, "b n f"]:
         """SiLU of the first half of the product times the second."""
+        # Quantised layers are of other types.
+        by_weight = self._ops is fused and type(linear) is nn.Linear and linear.bias is None
+        if by_weight and wide.serves(normed, linear.weight):
+            return wide.gated(normed, linear.weight)
         return self._ops.gate(linear(normed))
 
     def update(self, linear: nn.Module, x: Float[Tensor, "b n k"]) -> Float[Tensor, "*parts b n w"]:

@@ -23,13 +23,15 @@ from unmask.cache.kv import KVCache, Layer, Storage
 from unmask.errors import UnmaskError
 from unmask.models import fused, plain
 from unmask.models.base import ModelSpec, Prediction
-from unmask.models.graphs import PassGraphs
+from unmask.models.graphs import PassGraphs, cut
 from unmask.models.rotary import Rotary
 from unmask.models.steps import JointSteps, Steps
 from unmask.models.visibility import padding_mask, shadow_mask
 
 # Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
 _GRAPHED = 16_384
+# Layers that take a device longer than the host takes to launch all others.
+_FIRST_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +157,11 @@ class Transformer(nn.Module):
         else:
             ready = partial(self._whole_pass, tokens, cache, lengths, at, states)
 
+        # One at a time: what a graph leaves behind must have been picked up before it is replayed.
+        alone = self._alone if self._fused else nullcontext()
+
         def predict() -> Prediction:
-            # One at a time: what a graph leaves behind must have been picked up before it is replayed.
-            with self._alone if self._fused else nullcontext():
+            with alone:
                 return ready()
 
         return predict
@@ -369,6 +373,8 @@ class Transformer(nn.Module):
             update = steps.update(block.attention.out, mixed)
             x, normed = steps.add_norm(x, update, block.mlp_norm.weight, block.mlp_norm.eps)
             update = steps.update(block.down, steps.gated(block.gate_up, normed))
+            if layer + 1 == _FIRST_LAYERS:
+                cut()
         return steps.add_norm(x, update, self.norm.weight, self.norm.eps)[1]
 
     def _steps(self, x: Float[Tensor, "b q w"], *, cached: bool) -> Steps | JointSteps:

@@ -102,16 +102,29 @@ def remasks(policy: object) -> bool:
 
 
 def is_pure(policy: object) -> bool:
-    """Whether the policy says that its decisions can be captured in a CUDA graph.
+    """Whether the policy says that its decisions can be captured in a CUDA graph."""
+    return _speaks_of(policy, "pure", "select", "score") and bool(getattr(policy, "pure", False)) and _hashable(policy)
 
-    What a class says holds for the methods that it knows: one that overrides them has to say it again.
+
+def most_commits(policy: object, open_now: int, step: int) -> int:
+    """How many of a row's open positions a pass may commit, as far as the policy knows before it has seen the logits.
+
+    `step`: passes already spent on the block.
     """
+    if not _speaks_of(policy, "most_commits", "select"):
+        return open_now
+    told: Any = policy.most_commits  # ty: ignore[missing-attribute]
+    return min(open_now, max(1, told(open_now, step)))
+
+
+def _speaks_of(policy: object, name: str, *methods: str) -> bool:
+    """Whether what a policy says under a name holds for its methods: a class that overrides them must say it again."""
     order = type(policy).__mro__
     says, *does = (
-        next((place for place, kind in enumerate(order) if name in vars(kind)), len(order))
-        for name in ("pure", "select", "score")
+        next((place for place, kind in enumerate(order) if found in vars(kind)), len(order))
+        for found in (name, *methods)
     )
-    return says <= min(does) and bool(getattr(policy, "pure", False)) and _hashable(policy)
+    return says <= min(does) and says < len(order)
 
 
 def _hashable(value: object) -> bool:

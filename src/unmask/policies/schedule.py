@@ -72,6 +72,12 @@ class Scheduled(Base):
         """Whether a pass must know what the block looked like at its start."""
         return self.schedule == "dream" and self.passes is None
 
+    def most_commits(self, open_now: int, step: int) -> int:
+        """Of a row with so many open positions, after so many passes over the block."""
+        if self.schedule == "dream":
+            return open_now
+        return self.tokens_per_pass if self.passes is None else -(-open_now // max(1, self.passes - step))
+
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         """How soon each open position should be committed."""
         raise NotImplementedError

@@ -1,0 +1,140 @@
+"""The gated product of many rows on a Hopper device, at the sizes of real models, against the product and its gate.
+
+Needs nothing but the package and pytest: `pytest -m gpu tests/models/test_wide_cuda.py`.
+"""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from unmask.models import fused, wide
+from unmask.models.steps import Steps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+HALF = (torch.bfloat16, torch.float16)
+LLADA, DREAM = (4096, 12_288), (3584, 18_944)  # width and feed-forward width
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    pytest.importorskip("triton")
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a device of capability 9")
+    with torch.inference_mode():
+        yield
+
+
+def draw(*shape, seed=0, dtype=torch.bfloat16, spread=1.0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return (spread * torch.randn(*shape, generator=generator, device="cuda")).to(dtype)
+
+
+def gated(x, weight):
+    """Nothing that the kernel leaves out is a number."""
+    torch.use_deterministic_algorithms(True)  # fills what is allocated
+    try:
+        return wide.gated(x, weight)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def error(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def check(x, weight):
+    gate, up = F.linear(x.double(), weight.double()).chunk(2, -1)
+    expected = F.silu(gate) * up
+    found, apart = gated(x, weight), fused.gate(F.linear(x, weight))
+    assert found.dtype == x.dtype
+    assert torch.isfinite(found).all()
+    assert error(found, expected) <= 1.02 * error(apart, expected)
+    # A norm does not show a few figures.
+    eps = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(found, apart, rtol=4 * eps, atol=2 * eps * apart.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("sizes", [LLADA, DREAM])
+@pytest.mark.parametrize(("b", "n"), [(1, 512), (1, 650), (1, 1280), (2, 650)])
+def test_it_is_as_exact_as_the_product_and_its_gate(dtype, sizes, b, n):
+    w, f = sizes
+    x, weight = draw(b, n, w, dtype=dtype), draw(2 * f, w, seed=1, dtype=dtype, spread=w**-0.5)
+    assert wide.serves(x, weight)
+    check(x, weight)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(("n", "w", "f"), [(513, 1000, 5000), (700, 72, 4104), (130, 40, 24)])
+def test_sizes_that_fill_no_tile(dtype, n, w, f):
+    check(draw(1, n, w, dtype=dtype), draw(2 * f, w, seed=1, dtype=dtype, spread=w**-0.5))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_every_silu_is_rounded_to_the_nearest_number_or_the_next(dtype):
+    x = torch.arange(-(2**15), 2**15).short().view(dtype).double()
+    x = x[(x.abs() < 88.0) & (x.abs() > 1e-30)]
+    rows, weight = torch.zeros(1, len(x), 64, dtype=torch.double), torch.zeros(256, 64)
+    rows[0, :, 0], rows[0, :, 1], weight[:128, 0], weight[128:, 1] = x, 1.0, 1.0, 1.0
+    found = gated(rows.to("cuda", dtype), weight.to("cuda", dtype)).cpu()
+    expected = F.silu(x).to(dtype)
+    assert torch.equal(found[0], found[0, :, :1].expand(-1, 128))
+    assert torch.equal(torch.nextafter(found[0, :, 0], expected), expected)
+    assert (found[0, :, 0] != expected).sum() <= {torch.bfloat16: 224, torch.float16: 50}[dtype]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("sizes", [LLADA, DREAM])
+def test_a_row_is_the_same_whatever_the_others(dtype, sizes):
+    w, f = sizes
+    x, weight = draw(1, 1280, w, dtype=dtype), draw(2 * f, w, seed=1, dtype=dtype, spread=w**-0.5)
+    among = gated(x, weight)
+    for first in (0, 77, 768):
+        few = slice(first, first + 512)
+        assert torch.equal(gated(x[:, few], weight), among[:, few])
+
+
+@pytest.mark.parametrize("sizes", [LLADA, DREAM])
+@pytest.mark.parametrize(("b", "n"), [(1, 512), (2, 650)])
+def test_a_graph_replays_it_without_waiting(sizes, b, n):
+    w, f = sizes
+    linear, steps = nn.Linear(w, 2 * f, bias=False, device="cuda", dtype=torch.bfloat16), Steps(fused)
+    held = draw(b, n, w)
+    steps.gated(linear, held)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = steps.gated(linear, held)
+    for seed in (1, 2, 3):
+        fresh = draw(b, n, w, seed=seed)
+        expected = wide.gated(fresh, linear.weight)
+        captured.fill_(torch.nan)
+        held.copy_(fresh)
+        with warnings.catch_warnings(action="ignore"):  # torch warns that this mode is young
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            graph.replay()
+            again = steps.gated(linear, fresh)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(captured, expected)
+        assert torch.equal(again, expected)
+
+
+def test_steps_take_it_where_it_serves(monkeypatch):
+    w, f = LLADA
+    linear, x = nn.Linear(w, 2 * f, bias=False, device="cuda", dtype=torch.bfloat16), draw(1, 512, w)
+    taken = []
+    monkeypatch.setattr(wide, "gated", lambda normed, weight: taken.append(weight) or normed)
+    Steps(fused).gated(linear, x)
+    assert taken[0] is linear.weight
+    Steps(fused).gated(linear, x[:, :511])
+    monkeypatch.setenv("UNMASK_KERNELS", "0")
+    assert not wide.serves(x, linear.weight)
+    assert len(taken) == 1
