@@ -56,11 +56,11 @@ def test_steps_of_every_kind_are_measured_in_the_second_block(model):
 def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
     workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("dual",), max_tokens=24, block_size=8, repeats=1)
     (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
-    refresh, block = (Call(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8))
+    refresh, block, two = (Call(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8, 16))
     assert timing.forward_passes == 6
     assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block] * 3, 4, CEILINGS).seconds)
     (fewer,) = bench_generate(model, replace(workload, refreshes=("blocks:3",)), ceilings=CEILINGS)
-    assert fewer.floor_s == pytest.approx(floor(model.shape, [refresh, *[block] * 5], 4, CEILINGS).seconds)
+    assert fewer.floor_s == pytest.approx(floor(model.shape, [refresh, block, *[two, block] * 2], 4, CEILINGS).seconds)
 
 
 def test_every_refresh_is_measured_with_every_other_size(model):

@@ -48,7 +48,8 @@ def test_a_block_that_its_refresh_completes_costs_one_pass():
 
 def test_fewer_refreshes_compute_fewer_whole_canvases(model):
     run(model, Settings(cache="dual", refresh="blocks:2"))
-    slices = [4, 4, 4, 4] if not model.spec.shifted else [5, 5, 5, 5]
+    # The first pass of the second block also computes the first one again, whose last commit the cache has not seen.
+    slices = [8, 5, 5, 5] if model.spec.shifted else [8, 4, 4, 4]
     assert [n for _, n in model.computed] == [15, 4, 4, 4, *slices, 15, 4, 4, 4]
 
 

@@ -26,8 +26,8 @@ def recomputed_span(canvas: Canvas, settings: Settings, *, shifted: bool, begins
     # A shifted head predicts a block's first position from the one before it.
     if shifted and not _begins_alone(canvas, settings):
         start = max(start - 1, 0)
-    # What the last pass of the block before committed is still a mask in the cache; without it there would be no drift.
-    if settings.tolerated_drift is not None and begins and canvas.block_index > 0:
+    # What the last pass of the block before committed is still a mask in the cache.
+    if begins and canvas.block_index > 0:
         start = canvas.blocks[canvas.block_index - 1][0]
     return start, end
 
