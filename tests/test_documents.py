@@ -44,7 +44,8 @@ def test_a_command_block_runs(block, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_an_example_runs(example, capsys):
+def test_an_example_runs(example, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
 

@@ -8,8 +8,8 @@ from unmask.bench.roofline import Call, Ceilings, floor, measure_ceilings, opera
 from unmask.bench.subject import PUBLISHED
 from unmask.models.config import Config
 from unmask.models.foreign import family_of
+from unmask.models.layers import TransformerShape
 from unmask.models.tokenizer import TextCodec
-from unmask.models.transformer import TransformerShape
 
 GPU = Ceilings(bytes_per_s=4.3e12, flops_per_s=790e12)
 BF16 = 2

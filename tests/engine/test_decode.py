@@ -338,18 +338,24 @@ def test_policies_that_can_be_captured_are_known():
     assert policies.is_pure(policies.get("fixed", schedule="dream", passes=3))
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", PURE)
 @pytest.mark.parametrize(("family", "cache", "refresh"), [("llada", "none", "block"), ("dream", "dual", "drift:0.05")])
-def test_decisions_as_a_function_of_tensors_are_the_same(family, cache, refresh, name, monkeypatch):
-    """As they are captured on a CUDA device."""
+def test_decisions_as_a_function_of_tensors_are_the_same(family, cache, refresh, name, own, monkeypatch):
+    """As they are captured on a CUDA device; `own`: they may write to their logits, which nobody reads afterwards."""
     model, kinds = random_model(tiny_config(family), std=0.4), []
     options = {"max_tokens": 13, "block_size": 5, "settings": Settings(cache=cache, refresh=refresh)}
     expected = run(model, name, PROMPTS, **options)
 
     def decide(self, kind, run, *inputs, fleeting):
         kinds.append(kind)
-        return run(*inputs)
+        logits = inputs[0].clone()
+        found = run(logits, *inputs[1:])
+        assert torch.equal(logits, inputs[0]) != own
+        logits.fill_(torch.nan)
+        return found
 
+    monkeypatch.setattr("unmask.engine.decode._is_captured", lambda logits: own)
     monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
     monkeypatch.setattr("unmask.engine.decisions.Decisions.serve", lambda self, logits: True)
     monkeypatch.setattr("unmask.engine.decisions.Decisions.__call__", decide)
@@ -435,7 +441,8 @@ def test_a_model_in_half_precision_is_decoded_as_if_its_logits_were_widened(fami
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_logits_that_a_model_keeps_are_left_alone(dtype):
+def test_logits_that_a_model_keeps_are_left_alone(dtype, monkeypatch):
+    monkeypatch.setattr("unmask.engine.observe.kernels_run", lambda device: True)  # then nothing is widened
     kept = table(*[0.5] * 4).to(dtype)
 
     class Keeping(Scripted):
@@ -446,7 +453,10 @@ def test_logits_that_a_model_keeps_are_left_alone(dtype):
     assert torch.equal(kept, table(*[0.5] * 4).to(dtype))
 
 
-def test_scores_follow_the_public_codes_dtype_on_request():
+@pytest.mark.parametrize("kernels", [False, True])
+def test_scores_follow_the_public_codes_dtype_on_request(kernels, monkeypatch):
+    """Logits stay in half precision where kernels read them, and are widened once where none do."""
+    monkeypatch.setattr("unmask.engine.observe.kernels_run", lambda device: kernels)
     seen = []
 
     class Spy(policies.Policy):
@@ -459,4 +469,5 @@ def test_scores_follow_the_public_codes_dtype_on_request():
         for reference in (False, True):
             run(model, Spy(), settings=Settings(reference_dtype=reference))
     f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
-    assert seen == [(bf16, f32), (f64, f64), (bf16, f32), (bf16, bf16)]
+    as_it_comes = bf16 if kernels else f32
+    assert seen == [(as_it_comes, f32), (f64, f64), (as_it_comes, f32), (bf16, bf16)]

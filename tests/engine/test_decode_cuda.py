@@ -103,10 +103,12 @@ def test_a_graph_captured_while_decoding_serves_a_plain_prediction():
     tokens, pool = run(there, Settings(), "fixed", prompts=PROMPTS[:1])[0][0], StoragePool()
     run(there, Settings(), "fixed", prompts=PROMPTS[:1], pool=pool)
     tokens, at = torch.tensor([tokens], device="cuda"), torch.arange(16, device="cuda")[None]
-    assert there._uncached.whole._captured
+    known = list(there._uncached.whole._captured)
+    assert known
     with torch.no_grad():
         captured = there.predict(tokens, at=at).logits
-        there._forget_graphs()
+        assert list(there._uncached.whole._captured) == known
+        there.forget_graphs()
         assert torch.equal(captured, there.predict(tokens, at=at).logits)
 
 

@@ -73,7 +73,8 @@ def test_what_is_prepared_is_computed_when_it_is_called(early):
     found = Graphs(after=0, pads=False, early=early)
     found(double, torch.zeros(1, 1), torch.zeros(1, 1))
     x = torch.ones(1, 1)
-    ready = found.prepare(double, x, torch.zeros(1, 1))
+    ready, replays = found.prepare(double, x, torch.zeros(1, 1))
+    assert replays
     [graph] = found._captured.values()
     assert graph.outputs[0].item() == 0
     x.fill_(3.0)
@@ -82,10 +83,18 @@ def test_what_is_prepared_is_computed_when_it_is_called(early):
 
 def test_nothing_is_run_or_captured_before_what_was_prepared_is_called():
     found, calls = Graphs(after=0, pads=False), []
-    ready = found.prepare(lambda x: calls.append(x) or (x,), torch.ones(1))
+    ready, replays = found.prepare(lambda x: calls.append(x) or (x,), torch.ones(1))
     assert not calls
+    assert not replays
     assert ready()[0].item() == 1
     assert found._captured
+
+
+def test_numbers_of_different_kinds_share_no_graph():
+    found = Graphs(after=0, pads=False)
+    for dtype in (torch.float32, torch.float64):
+        assert found(lambda x: (2 * x,), torch.ones(1, 1, dtype=dtype))[0].dtype == dtype
+    assert len(found._captured) == 2
 
 
 def test_runs_of_different_kinds_share_no_graph():
@@ -116,11 +125,11 @@ def test_the_graph_that_was_not_used_for_longest_goes_and_must_prove_itself_agai
 
     for width in (1, 1, 2, 2, 1, 3, 3):
         use(width)
-    assert [shapes[0][1] for _, shapes in found._captured] == [1, 3]
+    assert [sizes[0][1] for _, sizes, *_ in found._captured] == [1, 3]
     use(2)
-    assert [shapes[0][1] for _, shapes in found._captured] == [1, 3]
+    assert [sizes[0][1] for _, sizes, *_ in found._captured] == [1, 3]
     use(2)
-    assert [shapes[0][1] for _, shapes in found._captured] == [3, 2]
+    assert [sizes[0][1] for _, sizes, *_ in found._captured] == [3, 2]
 
 
 def test_inputs_of_a_graph_that_was_captured_in_inference_mode_can_be_filled_outside_of_it():
@@ -160,3 +169,22 @@ def test_what_is_captured_can_be_cut_into_graphs_that_follow_each_other(fails, m
     assert notes == ["begin a", "first", "end a", "begin b", "second", "end b" + " in failure" * fails]
     graphs.cut()  # where nothing is captured, it does nothing
     assert len(notes) == 6
+
+
+def test_a_capture_that_does_not_begin_need_not_end(monkeypatch):
+    notes, begun = [], iter([True, False])
+
+    def capture(graph, **options):
+        if not next(begun):
+            raise MemoryError
+        return Noting(notes, graph, **options)
+
+    def captured():
+        with graphs._Capture("pool", "stream"):
+            graphs.cut()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: types.SimpleNamespace(name="a"))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    with pytest.raises(MemoryError):
+        captured()
+    assert notes == ["begin a", "end a"]

@@ -26,6 +26,12 @@ _LOOKING = Lock()
 _KEPT: WeakKeyDictionary[StoragePool, OrderedDict[Any, Decisions]] = WeakKeyDictionary()
 
 
+def forget_decisions(pool: StoragePool) -> None:
+    """Let go of what was captured for those who decode with this pool."""
+    with _LOOKING:
+        _KEPT.pop(pool, None)
+
+
 class Decisions:
     """The graphs for one policy."""
 

@@ -18,7 +18,7 @@ from unmask.cache.kv import StoragePool
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
 from unmask.engine.clock import Clock
-from unmask.engine.decisions import Decisions
+from unmask.engine.decisions import Decisions, forget_decisions
 from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
@@ -54,7 +54,7 @@ def decode(
             yield from loop.step()
     except torch.OutOfMemoryError:
         loop.forward.close(usable=False)
-        pool.clear()
+        _let_go(model, pool)
         raise
     finally:
         loop.forward.close()
@@ -68,6 +68,7 @@ class _Begun:
     prediction: Prediction
     drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: nobody asked
     alone: Bool[Tensor, "b 1"] | None  # rows that must commit the first position of their block, and no other
+    renewed: bool = False  # every row's cache, which takes so long that nobody waits for what is launched after it
 
 
 class _Loop:
@@ -108,7 +109,7 @@ class _Loop:
         """One forward pass over the live rows."""
         begun, self.begun = self.begun or self._begin(self._window()), None
         window = begun.window
-        if self.decisions is not None and self.decisions.serve(begun.prediction.logits):
+        if self.decisions is not None and not begun.renewed and self.decisions.serve(begun.prediction.logits):
             told, figures = self._decide_by_graph(begun, self.decisions), None
         else:
             told, figures = self._decide(begun)
@@ -188,8 +189,7 @@ class _Loop:
             alone = None if begun.alone is None else given[-1]
             now = _Begun(window=frame, prediction=Prediction(logits=logits), drifted=drifted, alone=alone)
             # What a graph reads it has to itself.
-            own = logits.is_cuda and torch.cuda.is_current_stream_capturing()
-            seen = self.observe(now.prediction, frame, tokens, holes, [], None, own=own)
+            seen = self.observe(now.prediction, frame, tokens, holes, [], None, own=_is_captured(logits))
             decision, _ = self.policy.select(seen.view, None)
             return settle(self._case(decision, seen, now), tokens)
 
@@ -223,7 +223,9 @@ class _Loop:
         prediction, drifted = self.forward(window, self.tokens, self.holes, refresh=refresh)
         if self.clock:
             self.clock.lap(self.clock.model, self.live)
-        return _Begun(window=window, prediction=prediction, drifted=drifted, alone=rows)
+        cached = self.settings.cache != "none"
+        renewed = cached and refresh and all(reuse.is_refresh(canvas, self.settings) for canvas in window.canvases)
+        return _Begun(window=window, prediction=prediction, drifted=drifted, alone=rows, renewed=renewed)
 
     def _case(self, decision: Decision, seen: Observation, begun: _Begun) -> Case:
         return Case(
@@ -304,6 +306,19 @@ def _reading(told: Int[Tensor, "b facts"]) -> Callable[[], list[list[int]]]:
         return copy.tolist()
 
     return read
+
+
+def _let_go(model: MaskedLM, pool: StoragePool) -> None:
+    """Of all that is kept for later generations."""
+    pool.clear()
+    forget_decisions(pool)
+    forget_graphs: Any = getattr(model, "forget_graphs", None)
+    if forget_graphs is not None:
+        forget_graphs()
+
+
+def _is_captured(logits: Tensor) -> bool:
+    return logits.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _works_on_its_own(device: torch.device) -> bool:

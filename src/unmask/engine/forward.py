@@ -49,7 +49,6 @@ class Forward:
             self._guided = self._cache(canvases)
             self._unguided = self._cache(canvases) if settings.cfg_scale else None
             if settings.tolerated_drift is not None:
-                self._check_states(tells_states(model))
                 self._drift = Drift(settings.tolerated_drift)
 
     def _cache(self, canvases: list[Canvas]) -> KVCache:
@@ -117,7 +116,8 @@ class Forward:
             )
             return prediction, None
         drift = self._drift if guided else None
-        predict = self.model.predict if drift is None else partial(self.model.predict, states=True)
+        asked = drift is not None and tells_states(self.model)
+        predict = partial(self.model.predict, states=True) if asked else self.model.predict
         refreshing = [refresh and reuse.is_refresh(canvas, self.settings) for canvas in window.canvases]
         if all(refreshing) or not any(refreshing):
             queries = None if refreshing[0] else self._queries(window.canvases, window, refresh)

@@ -12,6 +12,7 @@ from unmask.engine.facts import facts_of
 from unmask.engine.sampling import noise_dtype, propose
 from unmask.engine.window import Window
 from unmask.models.base import ModelSpec, Prediction
+from unmask.rules.kernels import kernels_run
 from unmask.settings import Settings
 from unmask.types import StepView
 
@@ -98,8 +99,8 @@ class Observer:
     def _dtype(self, logits: Float[Tensor, "b k v"]) -> torch.dtype:
         if self.settings.reference_dtype:
             return noise_dtype(logits.device) if self.spec.convention == "llada" else logits.dtype
-        # Rules widen half precision as they read it, which is exact; but what is drawn from must not be rounded to it.
-        as_it_comes = self.settings.temperature == 0.0 and logits.dtype in _HALF
+        # Kernels widen half precision as they read it, which is exact; what is drawn from must not be rounded to it.
+        as_it_comes = self.settings.temperature == 0.0 and logits.dtype in _HALF and kernels_run(logits.device)
         return logits.dtype if as_it_comes else torch.float32
 
 

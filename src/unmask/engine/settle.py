@@ -99,9 +99,9 @@ def settle_by_kernel(case: Case, tokens: Int[Tensor, "b n"]) -> tuple[Int[Tensor
     def rows(values: Tensor) -> Tensor:
         return values.expand(b, k).contiguous()
 
-    def flags(values: Tensor | None) -> Tensor:
+    def flags(values: Tensor | None, *shape: int) -> Tensor:
         """What is not there is not read."""
-        return masked if values is None else bits(values)
+        return masked if values is None else bits(values.expand(shape))
 
     canvas, told = tokens.new_empty((b, n)), tokens.new_empty((b, 3 * k + 4))
     # A launch goes to the current device.
@@ -109,7 +109,8 @@ def settle_by_kernel(case: Case, tokens: Int[Tensor, "b n"]) -> tuple[Int[Tensor
         kernels.settle_rows[(b,)](
             *(bits(rows(decision.commit)), rows(score.detach()), masked),
             *(rows(seen.view.proposed), rows(wanted), rows(seen.tokens)),
-            *(flags(decision.remask), bits(seen.decoded), flags(decision.wait), flags(case.drifted), flags(case.alone)),
+            *(flags(decision.remask, b, k), bits(seen.decoded), flags(decision.wait, b)),
+            *(flags(case.drifted, b), flags(case.alone, b, 1)),
             *(logits.detach(), tokens.contiguous(), case.at.contiguous(), canvas, told),
             *(logits.stride(0), logits.stride(1), n, k, case.mask_id),
             LOWEST=ends.min,

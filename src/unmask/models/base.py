@@ -47,9 +47,8 @@ class Prediction:
     shadow_logits: Float[Tensor, "b s v"] | None = None
     # Of the computed positions (`queries`, else all), before the head, if asked for. The next call may overwrite them.
     states: Float[Tensor, "b q w"] | None = None
-    fleeting: bool = (
-        False  # the logits too lie where they always lie, and the next pass over the same cache puts its own
-    )
+    # The next pass over the same cache puts its logits in the same place.
+    fleeting: bool = False
 
 
 @runtime_checkable
@@ -81,7 +80,7 @@ class MaskedLM(Protocol):
         lengths: real length of each row; what lies behind is never seen. None: no padding.
         cache:   without `queries`, a full pass fills it; with `queries`, only those positions (contiguous in each row,
                  padded by repeating the last one) are recomputed, written over the cache, and see the whole canvas.
-                 Then `queries`, `lengths` and the cache's places are not changed in place as long as they are in use.
+                 Then nobody changes `queries`, `lengths`, `at` and the cache's places in place while they are in use.
         attention_layers: layers whose attention, averaged over heads and layers, is wanted as well.
         shadow:  positions to predict a second time as if their own token were masked (see policies/wino.py).
         states:  the states before the head are wanted as well; the engine asks for them with refresh='drift:X' only.

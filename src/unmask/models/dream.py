@@ -9,8 +9,8 @@ from __future__ import annotations
 from unmask.models.base import ModelSpec
 from unmask.models.config import Config
 from unmask.models.family import TensorNames, TransformerFamily, checked_heads, end_ids, families, mask_id
+from unmask.models.layers import TransformerShape
 from unmask.models.tokenizer import TextCodec
-from unmask.models.transformer import TransformerShape
 
 BEGIN_OF_TEXT = "<|beginoftext|>"
 END_OF_TURN = "<|im_end|>"

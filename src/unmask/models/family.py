@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from unmask.models.base import ModelSpec
 from unmask.models.config import Config
+from unmask.models.layers import Block, TransformerShape
 from unmask.models.tokenizer import TextCodec
-from unmask.models.transformer import Block, Transformer, TransformerShape
+from unmask.models.transformer import Transformer
 from unmask.registry import Registry
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from threading import Lock, local
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 Outputs: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[..., Outputs]  # of tensors that lead with the rows, to such tensors
-Shape: TypeAlias = tuple[Any, tuple[torch.Size, ...]]  # and what else the function depends on
+Shape: TypeAlias = tuple[Any, ...]  # sizes, and what else a graph depends on
 
 _CAPTURING = Lock()  # entering a capture waits for the whole device, which must not happen during another one
 _OF_THREAD = local()
@@ -31,6 +31,13 @@ def cut() -> None:
     capture = getattr(_OF_THREAD, "capture", None)
     if capture is not None:
         capture.cut()
+
+
+class Ready(NamedTuple):
+    """A run of which all is done that can be done before it is known to be wanted."""
+
+    run: Callable[[], Outputs]  # what is left takes the host no time
+    replays: bool  # a graph, so that the outputs lie where they lay the last time
 
 
 class Graphs:
@@ -56,18 +63,16 @@ class Graphs:
 
         Inputs that are `at_home` come from the same memory in every call of this kind, and are read there.
         """
-        return self.prepare(run, *inputs, kind=kind, at_home=at_home)()
+        return self.prepare(run, *inputs, kind=kind, at_home=at_home).run()
 
-    def prepare(
-        self, run: Run, *inputs: Tensor, kind: Any = None, at_home: Collection[int] = ()
-    ) -> Callable[[], Outputs]:
-        """All that can be done before it is known whether a run is wanted; what is left takes the host no time."""
+    def prepare(self, run: Run, *inputs: Tensor, kind: Any = None, at_home: Collection[int] = ()) -> Ready:
         rows = inputs[0].shape[0]
         padded = padded_rows(rows) if self._pads else rows
-        shape = (kind, tuple(torch.Size([padded, *value.shape[1:]]) for value in inputs))
+        sizes = tuple((padded, *value.shape[1:]) for value in inputs)
+        shape = (kind, sizes, *(value.dtype for value in inputs), inputs[0].device)
         graph = self._captured.get(shape)
         if graph is None:
-            return lambda: self._run_or_capture(run, inputs, shape, padded, at_home)
+            return Ready(lambda: self._run_or_capture(run, inputs, shape, padded, at_home), replays=False)
         self._captured.move_to_end(shape)
         outputs = graph.outputs if padded == rows else tuple(value[:rows] for value in graph.outputs)
         if self._early:
@@ -81,7 +86,7 @@ class Graphs:
                 graph.replay()
             return outputs
 
-        return replay
+        return Ready(replay, replays=True)
 
     def _run_or_capture(
         self, run: Run, inputs: tuple[Tensor, ...], shape: Shape, rows: int, at_home: Collection[int]
@@ -90,21 +95,20 @@ class Graphs:
         if self._runs[shape] <= self._after:
             return run(*inputs)
         with _CAPTURING, torch.cuda.device(inputs[0].device):
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._pool = self._pool if self._captured else torch.cuda.graph_pool_handle()
             self._captured[shape] = _Graph(run, _own(inputs, rows, at_home), self._steady, self._pool)
         if len(self._captured) > self._most:
             oldest, _ = self._captured.popitem(last=False)
             del self._runs[oldest]  # when it comes back, it has to prove itself again
-        return self.prepare(run, *inputs, kind=shape[0])()
+        return self.prepare(run, *inputs, kind=shape[0]).run()
 
 
 class PassGraphs:
     """The graphs of passes over whole canvases, and over parts of them, that work on the same memory."""
 
     def __init__(self) -> None:
-        # All but the tokens stay as they are.
-        self.whole = Graphs(after=2, pads=False, steady=(1, 2, 3))
-        # Padding costs little here: reading the weights is what takes the time.
+        self.whole = Graphs(after=2, pads=False)
+        # Padding costs little here: reading the weights is what takes the time. All but the tokens stay as they are.
         self.part = Graphs(after=1, pads=True, steady=(1, 2, 3, 4), early=True)
 
 
@@ -150,6 +154,7 @@ class _Capture:
     def __init__(self, pool: Any, stream: Any) -> None:
         self.graphs: list[Any] = []
         self._pool, self._stream = pool, stream
+        self._current: Any = None
 
     def __enter__(self) -> _Capture:
         self._begin()
@@ -158,18 +163,23 @@ class _Capture:
 
     def __exit__(self, *failure: Any) -> None:
         _OF_THREAD.capture = None
-        self._current.__exit__(*failure)
+        self._end(*failure)
 
     def cut(self) -> None:
-        self._current.__exit__(None, None, None)
+        self._end(None, None, None)
         self._begin()
 
+    def _end(self, *failure: Any) -> None:
+        current, self._current = self._current, None
+        if current is not None:  # None: what was to follow a cut did not begin
+            current.__exit__(*failure)
+
     def _begin(self) -> None:
-        self.graphs.append(torch.cuda.CUDAGraph())
-        self._current = torch.cuda.graph(
-            self.graphs[-1], pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        )
-        self._current.__enter__()
+        graph = torch.cuda.CUDAGraph()
+        begun = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        begun.__enter__()
+        self._current = begun
+        self.graphs.append(graph)
 
 
 def padded_rows(rows: int) -> int:

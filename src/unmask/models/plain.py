@@ -77,3 +77,21 @@ def attend(
         groups = 1
     mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=groups > 1)
     return mixed.transpose(1, 2).flatten(2)
+
+
+def attention_map(
+    queries: Float[Tensor, "b h q d"], keys: Float[Tensor, "b g n d"], seen: Bool[Tensor, "b 1 _q n"] | None
+) -> Float[Tensor, "b q n"]:
+    """Softmax of the scaled products, in float32, averaged over heads."""
+    grouped = queries.float().unflatten(1, (keys.shape[1], -1))
+    scores = grouped @ keys.float()[:, :, None].transpose(-1, -2) * queries.shape[-1] ** -0.5
+    if seen is not None:
+        scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    return scores.softmax(-1).mean((1, 2))
+
+
+def without_padding(
+    attention: Float[Tensor, "b n n"], visible: Bool[Tensor, "b 1 1 n"] | None
+) -> Float[Tensor, "b n n"]:
+    """Keys behind the end of a row have no weight already; queries there get none either."""
+    return attention if visible is None else attention * visible[:, 0, 0, :, None]

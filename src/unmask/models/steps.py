@@ -38,7 +38,7 @@ class Steps:
 
     def gated(self, linear: nn.Module, normed: Float[Tensor, "b n w"]) -> Float[Tensor, "b n f"]:
         """SiLU of the first half of the product times the second."""
-        # Quantised layers are of other types.
+        # Quantised layers are of other types. The module itself is not called, nor what somebody has hooked to it.
         by_weight = self._ops is fused and type(linear) is nn.Linear and linear.bias is None
         if by_weight and wide.serves(normed, linear.weight):
             return wide.gated(normed, linear.weight)

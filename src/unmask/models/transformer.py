@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -24,58 +24,17 @@ from unmask.errors import UnmaskError
 from unmask.models import fused, plain
 from unmask.models.base import ModelSpec, Prediction
 from unmask.models.graphs import PassGraphs, cut
+from unmask.models.layers import Block, RMSNorm, TransformerShape
 from unmask.models.rotary import Rotary
 from unmask.models.steps import JointSteps, Steps
 from unmask.models.visibility import padding_mask, shadow_mask
 
 # Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
 _GRAPHED = 16_384
+# Positions whose logits a graph may keep: 260 MB of LLaDA's.
+_KEPT_LOGITS = 1024
 # Layers that take a device longer than the host takes to launch all others.
 _FIRST_LAYERS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerShape:
-    """The sizes of a transformer, and the two things in which families differ."""
-
-    width: int
-    hidden: int  # width of the feed-forward layer
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_width: int
-    vocab_size: int  # rows of the embedding, which may include padding beyond the tokenizer's vocabulary
-    rope_theta: float
-    norm_eps: float
-    qkv_bias: bool
-    tied: bool  # the head is the embedding
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-
-class Attention(nn.Module):
-    """Queries, keys and values come from one matrix: a pass over one block is bound by launches and weight reads."""
-
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__()
-        heads = shape.n_heads + 2 * shape.n_kv_heads
-        self.qkv = nn.Linear(shape.width, heads * shape.head_width, bias=shape.qkv_bias)
-        self.out = nn.Linear(shape.n_heads * shape.head_width, shape.width, bias=False)
-
-
-class Block(nn.Module):
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(shape.width, shape.norm_eps)
-        self.attention = Attention(shape)
-        self.mlp_norm = RMSNorm(shape.width, shape.norm_eps)
-        self.gate_up = nn.Linear(shape.width, 2 * shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
 
 class Transformer(nn.Module):
@@ -90,15 +49,16 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self._forget_graphs()
+        self.forget_graphs()
 
-    def _forget_graphs(self) -> None:
+    def forget_graphs(self) -> None:
+        """Let go of captured passes; they are captured again when they come again."""
         self._uncached = PassGraphs()
         self._cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
         self._alone = Lock()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
-        self._forget_graphs()  # they would go on reading the weights from where they were
+        self.forget_graphs()  # they would go on reading the weights from where they were
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,7 +66,7 @@ class Transformer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._forget_graphs()
+        self.forget_graphs()
 
     @property
     def device(self) -> torch.device:
@@ -186,7 +146,7 @@ class Transformer(nn.Module):
             tokens = torch.cat([tokens, torch.full_like(shadow, self.spec.mask_id)], dim=1)
         states, attention = self._whole(tokens, positions, seen, watched=attention_layers or range(0))
         if attention is not None:
-            attention = _without_padding(attention[:, :length, :length], visible)
+            attention = plain.without_padding(attention[:, :length, :length], visible)
         mains = _picked(states[:, : states.shape[1] - shadows], self._feeding(at, None, length))
         # One product with the head for both kinds of rows: its weights are by far the largest to read.
         logits = self._head(torch.cat([mains, states[:, -shadows:]], dim=1) if shadows else mains)
@@ -230,25 +190,26 @@ class Transformer(nn.Module):
             shape = self.shape
             sizes = {"n_layers": shape.n_layers, "heads": shape.n_kv_heads, "width": shape.head_width}
             storage.allocate(**sizes, like=self.embedding.weight)
-        layers = None if storage is None else storage.layers
-        given = {"places": None if cache is None else cache.places, "lengths": lengths, "at": at}
+        layers, everything = None if storage is None else storage.layers, states or at is None
+        given = {
+            "places": None if cache is None else cache.places,
+            "lengths": lengths,
+            "at": None if everything else at,
+        }
         given = {name: value for name, value in given.items() if value is not None}
 
-        def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            places, lengths, at = (
-                dict(zip(given, values, strict=True)).get(name) for name in ("places", "lengths", "at")
-            )
-            seen = padding_mask(lengths, tokens.shape[1], self.device)
-            rows = self._feeding(at, None, tokens.shape[1])
-            if states or at is None:
-                found = self._whole(tokens, None, seen, layers=layers, places=places)[0]
-                return self._head(_picked(found, rows)), found
-            return (self._head(self._whole(tokens, None, seen, layers=layers, places=places, kept=rows)[0]),)
+        def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor]:
+            here = dict(zip(given, values, strict=True))
+            seen = padding_mask(here.get("lengths"), tokens.shape[1], self.device)
+            kept = None if everything else self._feeding(here["at"], None, tokens.shape[1])
+            return (self._whole(tokens, None, seen, layers=layers, places=here.get("places"), kept=kept)[0],)
 
-        if tokens.numel() > _GRAPHED or not self._fused:
-            return _as_prediction(whole(tokens, *given.values()))
-        found = self._graphs_of(storage).whole(whole, tokens, *given.values(), kind=states)
-        return _as_prediction((found[0].clone(), *found[1:]))
+        if tokens.numel() <= _GRAPHED and self._fused:
+            (found,) = self._graphs_of(storage).whole(whole, tokens, *given.values(), kind=everything)
+        else:
+            (found,) = whole(tokens, *given.values())
+        rows = self._feeding(at, None, tokens.shape[1]) if everything else None
+        return Prediction(logits=self._head(_picked(found, rows)), states=found if everything else None)
 
     def _whole(
         self,
@@ -273,10 +234,10 @@ class Transformer(nn.Module):
             qkv = project(table, positions, *heads, store)
             queries, keys, values = plain.split(qkv, *heads)
             if layer in watched:
-                maps.append(_attention_map(queries, keys, seen))
+                maps.append(plain.attention_map(queries, keys, seen))
             if kept is not None and layer == len(self.blocks) - 1:
                 queries = queries.gather(2, kept[:, None, :, None].expand(-1, heads[0], -1, queries.shape[3]))
-            # Watched layers too: looking at a model must not change what it says.
+            # Watched layers attend in the same way: looking at a model must not change what it says.
             return plain.attend(queries, keys, values, seen)
 
         states = self._run(tokens, mix, kept=kept)
@@ -298,9 +259,9 @@ class Transformer(nn.Module):
         tokens = tokens.gather(1, positions)
         heads = (self.shape.n_heads, self.shape.n_kv_heads)
 
-        def finish(states: Tensor, positions: Tensor, at: Tensor | None) -> tuple[Tensor, Tensor]:
+        def head(states: Tensor, positions: Tensor, at: Tensor | None) -> Tensor:
             at = positions if at is None else at
-            return self._head(_picked(states, self._feeding(at, positions, states.shape[1]))), states
+            return self._head(_picked(states, self._feeding(at, positions, states.shape[1])))
 
         if not self._fused:
             rows = slice(len(tokens)) if cache.in_order else cache.places
@@ -310,21 +271,35 @@ class Transformer(nn.Module):
                 queries, _, _ = plain.split(qkv, *heads)
                 return plain.attend(queries, keys[rows, :, :length], values[rows, :, :length], seen)
 
-            states = partial(self._part, tokens, positions, layers, cache.places, attend)
-            return lambda: _as_prediction(finish(states(), positions, at))
+            def predict() -> Prediction:
+                states = self._part(tokens, positions, layers, cache.places, attend)
+                return Prediction(logits=head(states, positions, at), states=states)
+
+            return predict
         lengths = torch.full_like(cache.places, length) if lengths is None else lengths
         longest = cache.storage.length
+
+        # Where nearly all that is computed is predicted, the head belongs to the graph, which keeps its logits.
+        wanted = positions if at is None else at
+        within = positions.shape[1] <= wanted.shape[1] + 1 and wanted.numel() <= _KEPT_LOGITS
 
         def part(tokens: Tensor, positions: Tensor, places: Tensor, lengths: Tensor, *at: Tensor) -> tuple[Tensor, ...]:
             def attend(qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
                 return fused.block_attention(qkv, keys, values, places, lengths, heads[0], longest)
 
             states = self._part(tokens, positions, layers, places, attend)
-            return finish(states, positions, at[0] if at else None)
+            return (states, head(states, positions, at[0] if at else None)) if within else (states,)
 
-        inputs = [tokens, positions, cache.places, lengths, *([] if at is None else [at])]
-        ready = self._graphs_of(cache.storage).part.prepare(part, *inputs)
-        return lambda: _as_prediction(ready(), fleeting=True)
+        inputs = [tokens, positions, cache.places, lengths, *([at] if within and at is not None else [])]
+        ready = self._graphs_of(cache.storage).part.prepare(part, *inputs, kind=within)
+
+        def replayed() -> Prediction:
+            states, *logits = ready.run()
+            if within:
+                return Prediction(logits=logits[0], states=states, fleeting=ready.replays)
+            return Prediction(logits=head(states, positions, at), states=states)
+
+        return replayed
 
     def _graphs_of(self, storage: Storage | None) -> PassGraphs:
         """Those that work on a storage, or on none."""
@@ -411,25 +386,3 @@ def _picked(states: Float[Tensor, "b q w"], rows: Int[Tensor, "_b k"] | None) ->
     if rows is None:
         return states
     return states.gather(1, rows[:, :, None].expand(states.shape[0], -1, states.shape[2]))
-
-
-def _as_prediction(found: tuple[Tensor, ...], *, fleeting: bool = False) -> Prediction:
-    return Prediction(logits=found[0], states=found[1] if len(found) > 1 else None, fleeting=fleeting)
-
-
-def _attention_map(
-    queries: Float[Tensor, "b h q d"], keys: Float[Tensor, "b g n d"], seen: Bool[Tensor, "b 1 _q n"] | None
-) -> Float[Tensor, "b q n"]:
-    """Softmax of the scaled products, in float32, averaged over heads."""
-    grouped = queries.float().unflatten(1, (keys.shape[1], -1))
-    scores = grouped @ keys.float()[:, :, None].transpose(-1, -2) * queries.shape[-1] ** -0.5
-    if seen is not None:
-        scores = scores.masked_fill(~seen[:, None], -torch.inf)
-    return scores.softmax(-1).mean((1, 2))
-
-
-def _without_padding(
-    attention: Float[Tensor, "b n n"], visible: Bool[Tensor, "b 1 1 n"] | None
-) -> Float[Tensor, "b n n"]:
-    """Keys behind the end of a row have no weight already; queries there get none either."""
-    return attention if visible is None else attention * visible[:, 0, 0, :, None]

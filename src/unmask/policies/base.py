@@ -26,7 +26,8 @@ class Policy(Protocol):
     """Anything that selects positions; if it has parameters, a frozen dataclass whose fields they are.
 
     It may also say `needs`, `remasks` and `pure`, as in `Base`. One that needs attention says which layers' maps are
-    averaged: `attention_layers(n_layers) -> range`.
+    averaged: `attention_layers(n_layers) -> range`. One that knows how many positions it may commit in a pass before it
+    has seen the logits says so: `most_commits(open_now, step) -> int` (see `most_commits` below).
 
     State is None or a frozen dataclass of tensors that lead with `b`; it lives as long as the generation, and a policy
     that starts afresh in each block does so in the rows where `view.step == 0`.

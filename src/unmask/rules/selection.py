@@ -80,6 +80,8 @@ def best_by_kernel(
 
 def bits(values: Bool[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     """Truth values as a kernel reads them."""
+    if values.dtype != torch.bool:
+        raise TypeError(f"expected truth values, got {values.dtype}")
     return values.contiguous().view(torch.uint8)
 
 
