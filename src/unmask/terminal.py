@@ -305,7 +305,11 @@ def show_step_timings(timings: list[StepTiming]) -> None:
         parts = [_short(value) for value in (timing.model_ms, timing.policy_ms, timing.rest_ms, timing.floor_ms)]
         size = [str(request.prompt_tokens), str(request.batch), request.cache, timing.kind]
         rows.append([*size, _short(timing.ms), spread, *parts, timing.bound_by or "", _times(timing.ratio)])
-    _show_timings(timings[0].subject, (*headings, "ms / floor"), rows)
+    headings = (*headings, "ms / floor")
+    if any(timing.lasting_ratio is not None for timing in timings):
+        headings = (*headings, "ms / lasting floor")
+        rows = [[*row, _times(timing.lasting_ratio)] for row, timing in zip(rows, timings, strict=True)]
+    _show_timings(timings[0].subject, headings, rows)
 
 
 def show_generate_timings(timings: list[GenerateTiming]) -> None:

@@ -16,6 +16,7 @@ from unmask.cli import run
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import Wino
+from unmask.terminal import show_step_timings
 
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
 SMALL = Workload(prompt_tokens=(12, 20), batches=(1, 2), max_tokens=16, block_size=8, repeats=2)
@@ -51,6 +52,22 @@ def test_steps_of_every_kind_are_measured_in_the_second_block(model):
         )
         assert timing.floor_ms == pytest.approx(1000 * floor(model.shape, [call], 4, CEILINGS).seconds)
         assert timing.ratio == pytest.approx(timing.ms / timing.floor_ms)
+        assert (timing.lasting_floor_ms, timing.lasting_ratio) == (None, None)
+
+
+def test_passes_are_also_compared_with_the_rate_that_a_device_keeps_up(model, capsys):
+    lasting = replace(CEILINGS, lasting_flops_per_s=CEILINGS.flops_per_s / 4)
+    workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",), repeats=1)
+    (timing,) = bench_step(model, workload, ceilings=lasting)
+    call = Call(rows=1, positions=28, keys=28, predicted=8)
+    slower = replace(CEILINGS, flops_per_s=CEILINGS.flops_per_s / 4)
+    assert timing.lasting_floor_ms == pytest.approx(1000 * floor(model.shape, [call], 4, slower).seconds)
+    assert timing.lasting_floor_ms > timing.floor_ms
+    assert timing.to_dict()["lasting_ratio"] == timing.ms / timing.lasting_floor_ms
+    show_step_timings([timing])
+    out = capsys.readouterr().out
+    assert "multiplies 0.010 TFLOP/s (0.003 without a pause)" in out
+    assert f"{timing.lasting_ratio:.2f}" in out
 
 
 def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):

@@ -9,7 +9,7 @@ Quantised weights are read as they are stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,10 @@ class Ceilings:
     bytes_per_s: float  # of a large copy, read and written bytes both counted
     flops_per_s: float  # of a large matrix product
     lasting_flops_per_s: float | None = None  # of many of them without a pause, which make a GPU lower its clock
+
+    def lasting(self) -> Ceilings | None:
+        """What it does for seconds on end, if that was measured."""
+        return None if self.lasting_flops_per_s is None else replace(self, flops_per_s=self.lasting_flops_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

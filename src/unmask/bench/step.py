@@ -38,15 +38,21 @@ class StepTiming:
     policy_ms: float
     rest_ms: float  # proposals, commits, the host's part
     floor_ms: float | None  # of the forward alone; None for a model whose sizes are not known
+    lasting_floor_ms: float | None  # with products at the rate that a GPU keeps up for seconds
     bound_by: str | None  # what the floor consists of: memory or arithmetic
 
     @property
     def ratio(self) -> float | None:
         return None if self.floor_ms is None else self.ms / self.floor_ms
 
+    @property
+    def lasting_ratio(self) -> float | None:
+        return None if self.lasting_floor_ms is None else self.ms / self.lasting_floor_ms
+
     def to_dict(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.__slots__ if name not in ("subject", "request")}
-        return self.subject.to_dict() | self.request.to_dict() | own | {"ratio": self.ratio}
+        ratios = {"ratio": self.ratio, "lasting_ratio": self.lasting_ratio}
+        return self.subject.to_dict() | self.request.to_dict() | own | ratios
 
 
 def bench_step(
@@ -90,7 +96,10 @@ def _measure(
         if not times or not looked_into:
             continue
         call = looked_into[0].calls[0]
-        floor = floor_of(model, looked_into[0], ceilings)
+        floor, lasting = (
+            None if given is None else floor_of(model, looked_into[0], given)
+            for given in (ceilings, ceilings.lasting())
+        )
         yield StepTiming(
             subject=subject,
             request=request,
@@ -104,6 +113,7 @@ def _measure(
             policy_ms=_median_ms([found.policy_s for found in looked_into]),
             rest_ms=_median_ms([found.rest_s for found in looked_into]),
             floor_ms=None if floor is None else 1000.0 * floor.seconds,
+            lasting_floor_ms=None if lasting is None else 1000.0 * lasting.seconds,
             bound_by=None if floor is None else floor.bound_by,
         )
 
