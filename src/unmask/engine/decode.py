@@ -71,6 +71,16 @@ class _Begun:
     renewed: bool = False  # every row's cache, which takes so long that nobody waits for what is launched after it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ahead:
+    """The next pass, as far as it goes before the read."""
+
+    window: Window  # if every row goes on in its block
+    ready: Callable[[], Prediction] | None = None  # over this window, if it could be prepared
+    here: Callable[[], Prediction] | None = None  # the same, but begun: the policy cannot complete a block
+    anywhere: Callable[[], Prediction] | None = None  # begun, over the blocks where rows go on, whichever these are
+
+
 class _Loop:
     def __init__(
         self,
@@ -117,38 +127,40 @@ class _Loop:
         # A device that works on its own begins the next pass before anybody has looked at this one: before the read
         # where it is needed in any case, after it where every row goes on in its block, else as soon as it is known
         # where each goes on.
-        ahead = not self.clock and _works_on_its_own(self.tokens.device)
-        sure = self._predicted_anyway(window, told) if ahead else None
-        following = window.next() if ahead else None
-        ready = self.forward.prepare(following, self.tokens) if following and not sure else None
-        early = ready is not None and self._go_on_anyway(window)
-        if following and early:
-            self.begun = self._begin(following, ready=ready)
+        ahead = self._look_ahead(window, told) if not self.clock and _works_on_its_own(self.tokens.device) else None
         read = reading()
-        stay = all(goes_on for *_, goes_on in read)
-        if early and not stay:
+        if ahead is not None and all(goes_on for *_, goes_on in read):
+            ready = ahead.here or ahead.anywhere or ahead.ready
+            self.begun = self._begin(ahead.window, ready=ready, refresh=False)
+        elif ahead is not None and ahead.here is not None:
             raise WorkFailed(f"the policy {name_of(self.policy)} commits more than it said")
-        if following and stay and not sure and not early:
-            self.begun = self._begin(following, ready=ready, refresh=False)
         events = [self._record(index, values, window) for index, values in enumerate(read)]
         if figures:
             events = [figures.attach(event, index) for index, event in enumerate(events)]
         self._drop_finished()
-        if sure:
-            window = following if following and stay else self._window()
-            self.begun = _Begun(window=window, prediction=sure, drifted=None, alone=None)
-        elif ahead and self.live and self.begun is None:
-            self.begun = self._begin(self._window())
+        if ahead is not None and self.live and self.begun is None:
+            self.begun = self._begin(self._window(), ready=ahead.anywhere)
         return events
 
-    def _go_on_anyway(self, window: Window) -> bool:
-        """Whether the policy cannot complete any of the blocks in this pass."""
+    def _look_ahead(self, window: Window, told: Int[Tensor, "b facts"]) -> _Ahead:
+        following = window.next()
+        anywhere = self._predicted_anywhere(window, told)
+        if anywhere is not None:
+            return _Ahead(window=following, anywhere=lambda: anywhere)
+        ready = self.forward.prepare(following, self.tokens)
+        if ready is None or not self._cannot_complete(window):
+            return _Ahead(window=following, ready=ready)
+        here = ready()
+        return _Ahead(window=following, here=lambda: here)
+
+    def _cannot_complete(self, window: Window) -> bool:
+        """Whether the policy leaves every block open in this pass, whatever it sees."""
         return all(
             most_commits(self.policy, canvas.open_in_block(), canvas.block_step) < canvas.open_in_block()
             for canvas in window.canvases
         )
 
-    def _predicted_anyway(self, window: Window, told: Int[Tensor, "b facts"]) -> Prediction | None:
+    def _predicted_anywhere(self, window: Window, told: Int[Tensor, "b facts"]) -> Prediction | None:
         """The next pass over whole canvases all of which have a block to come, where it is alike for each of them."""
         if self.settings.cache != "none" or self.settings.early_stop:
             return None
