@@ -1,7 +1,6 @@
 """When passes are captured and what is copied for a replay; a function that is called again stands for the graph."""
 
 import contextlib
-import types
 
 import pytest
 import torch
@@ -138,53 +137,3 @@ def test_inputs_of_a_graph_that_was_captured_in_inference_mode_can_be_filled_out
         found(double, torch.zeros(3, 1), torch.ones(3, 1))
     [graph] = found._captured.values()
     assert not any(value.is_inference() for value in graph.inputs)
-
-
-class Noting:
-    """Stands for torch.cuda.graph: notes when captures begin and end."""
-
-    def __init__(self, notes, graph, *, pool, stream, capture_error_mode):
-        assert (pool, stream, capture_error_mode) == ("pool", "stream", "thread_local")
-        self.notes, self.graph = notes, graph
-
-    def __enter__(self):
-        self.notes.append(f"begin {self.graph.name}")
-
-    def __exit__(self, *failure):
-        self.notes.append(f"end {self.graph.name}" + " in failure" * any(failure))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_is_captured_can_be_cut_into_graphs_that_follow_each_other(fails, monkeypatch):
-    notes, names = [], iter("abc")
-    graph = lambda: types.SimpleNamespace(name=next(names))  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *given, **options: Noting(notes, *given, **options))
-    with contextlib.suppress(ZeroDivisionError), graphs._Capture("pool", "stream") as capture:
-        notes.append("first")
-        graphs.cut()
-        notes.append("second")
-        _ = 1 / (not fails)
-    assert [graph.name for graph in capture.graphs] == ["a", "b"]
-    assert notes == ["begin a", "first", "end a", "begin b", "second", "end b" + " in failure" * fails]
-    graphs.cut()  # where nothing is captured, it does nothing
-    assert len(notes) == 6
-
-
-def test_a_capture_that_does_not_begin_need_not_end(monkeypatch):
-    notes, begun = [], iter([True, False])
-
-    def capture(graph, **options):
-        if not next(begun):
-            raise MemoryError
-        return Noting(notes, graph, **options)
-
-    def captured():
-        with graphs._Capture("pool", "stream"):
-            graphs.cut()
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: types.SimpleNamespace(name="a"))
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    with pytest.raises(MemoryError):
-        captured()
-    assert notes == ["begin a", "end a"]

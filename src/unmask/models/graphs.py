@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
-from threading import Lock, local
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,18 +19,6 @@ Run: TypeAlias = Callable[..., Outputs]  # of tensors that lead with the rows, t
 Shape: TypeAlias = tuple[Any, ...]  # sizes, and what else a graph depends on
 
 _CAPTURING = Lock()  # entering a capture waits for the whole device, which must not happen during another one
-_OF_THREAD = local()
-
-
-def cut() -> None:
-    """Where a run is captured, end its graph here and begin another.
-
-    The more there is in a graph, the longer the host takes to launch it. After a small one, which keeps the device busy
-    for that long, nobody waits for a large one.
-    """
-    capture = getattr(_OF_THREAD, "capture", None)
-    if capture is not None:
-        capture.cut()
 
 
 class Ready(NamedTuple):
@@ -123,13 +111,10 @@ class _Graph:
         with torch.cuda.stream(stream):
             run(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        with _Capture(pool, stream) as capture:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.outputs = run(*inputs)
-        self.graphs = capture.graphs
-
-    def replay(self) -> None:
-        for graph in self.graphs:
-            graph.replay()
+        self.replay = graph.replay
 
     def fill(self, inputs: tuple[Tensor, ...]) -> None:
         """Copy what has changed to where the graph reads it."""
@@ -146,40 +131,6 @@ class _Graph:
                 if index in self.steady:
                     self.given[index] = value
         torch._foreach_copy_(into, values)
-
-
-class _Capture:
-    """Captures what a thread asks of the device, in graphs that follow each other."""
-
-    def __init__(self, pool: Any, stream: Any) -> None:
-        self.graphs: list[Any] = []
-        self._pool, self._stream = pool, stream
-        self._current: Any = None
-
-    def __enter__(self) -> _Capture:
-        self._begin()
-        _OF_THREAD.capture = self
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        _OF_THREAD.capture = None
-        self._end(*failure)
-
-    def cut(self) -> None:
-        self._end(None, None, None)
-        self._begin()
-
-    def _end(self, *failure: Any) -> None:
-        current, self._current = self._current, None
-        if current is not None:  # None: what was to follow a cut did not begin
-            current.__exit__(*failure)
-
-    def _begin(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        begun = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        begun.__enter__()
-        self._current = begun
-        self.graphs.append(graph)
 
 
 def padded_rows(rows: int) -> int:

@@ -23,7 +23,7 @@ from unmask.cache.kv import KVCache, Layer, Storage
 from unmask.errors import UnmaskError
 from unmask.models import fused, plain
 from unmask.models.base import ModelSpec, Prediction
-from unmask.models.graphs import PassGraphs, cut
+from unmask.models.graphs import PassGraphs
 from unmask.models.layers import Block, RMSNorm, TransformerShape
 from unmask.models.rotary import Rotary
 from unmask.models.steps import JointSteps, Steps
@@ -33,8 +33,6 @@ from unmask.models.visibility import padding_mask, shadow_mask
 _GRAPHED = 16_384
 # Positions whose logits a graph may keep: 260 MB of LLaDA's.
 _KEPT_LOGITS = 1024
-# Layers that take a device longer than the host takes to launch all others.
-_FIRST_LAYERS = 2
 
 
 class Transformer(nn.Module):
@@ -348,8 +346,6 @@ class Transformer(nn.Module):
             update = steps.update(block.attention.out, mixed)
             x, normed = steps.add_norm(x, update, block.mlp_norm.weight, block.mlp_norm.eps)
             update = steps.update(block.down, steps.gated(block.gate_up, normed))
-            if layer + 1 == _FIRST_LAYERS:
-                cut()
         return steps.add_norm(x, update, self.norm.weight, self.norm.eps)[1]
 
     def _steps(self, x: Float[Tensor, "b q w"], *, cached: bool) -> Steps | JointSteps:
