@@ -295,6 +295,7 @@ def bench_generate(
     shape: flags.Shape = None,
     random_weights: flags.RandomWeights = False,
     prompt_tokens: flags.PromptTokens = None,
+    shortest_prompt: flags.ShortestPrompt = None,
     batch: flags.Batch = None,
     cache: flags.Cache = None,
     refresh: flags.Refresh = None,
@@ -319,6 +320,7 @@ def bench_generate(
         "max_tokens": max_tokens,
     }
     sizes |= {"block_size": block_size, "refreshes": refresh, "repeats": repeats, "seed": seed}
+    sizes |= {"shortest_prompt": shortest_prompt}
     chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
     chosen |= {"device": device, "dtype": dtype, "quantize": quantize}
     with terminal.status("preparing") as shown:

@@ -55,6 +55,10 @@ RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Only the 
 PromptTokens = Annotated[
     list[int] | None, typer.Option(min=1, help="Length of the prompts (may be repeated). [default: 256]")
 ]
+ShortestPrompt = Annotated[
+    int | None,
+    typer.Option(min=1, help="Spread the lengths of a batch's prompts evenly from this one. [default: all alike]"),
+]
 Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
 Cache = Annotated[
     list[str] | None, typer.Option(help="none, prefix or dual (may be repeated). [default: each of them]")

@@ -303,7 +303,7 @@ def show_step_timings(timings: list[StepTiming]) -> None:
     for timing in timings:
         request, spread = timing.request, f"{_short(timing.low_ms)}-{_short(timing.high_ms)}"
         parts = [_short(value) for value in (timing.model_ms, timing.policy_ms, timing.rest_ms, timing.floor_ms)]
-        size = [str(request.prompt_tokens), str(request.batch), request.cache, timing.kind]
+        size = [request.prompt_in_words, str(request.batch), request.cache, timing.kind]
         rows.append([*size, _short(timing.ms), spread, *parts, timing.bound_by or "", _times(timing.ratio)])
     headings = (*headings, "ms / floor")
     if any(timing.lasting_ratio is not None for timing in timings):
@@ -320,7 +320,7 @@ def show_generate_timings(timings: list[GenerateTiming]) -> None:
     rows = []
     for timing in timings:
         request = timing.request
-        size = [str(request.prompt_tokens), str(request.batch), request.cache]
+        size = [request.prompt_in_words, str(request.batch), request.cache]
         size += [request.refresh] if refreshed else []
         speed = [timing.seconds, timing.tokens_per_s, timing.ms_per_pass, timing.first_prefix_ms]
         parts = [timing.model_s, timing.policy_s, timing.rest_s, timing.floor_s]

@@ -16,7 +16,7 @@ from unmask.cli import run
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import Wino
-from unmask.terminal import show_step_timings
+from unmask.terminal import show_generate_timings, show_step_timings
 
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
 SMALL = Workload(prompt_tokens=(12, 20), batches=(1, 2), max_tokens=16, block_size=8, repeats=2)
@@ -44,7 +44,7 @@ def test_steps_of_every_kind_are_measured_in_the_second_block(model):
     for timing in timings:
         assert 0 < timing.low_ms <= timing.ms <= timing.high_ms
         assert min(timing.model_ms, timing.policy_ms, timing.rest_ms) > 0
-        call = Call(
+        call = Call.alike(
             rows=timing.request.batch,
             positions=timing.positions,
             keys=timing.request.prompt_tokens + 16,
@@ -59,7 +59,7 @@ def test_passes_are_also_compared_with_the_rate_that_a_device_keeps_up(model, ca
     lasting = replace(CEILINGS, lasting_flops_per_s=CEILINGS.flops_per_s / 4)
     workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",), repeats=1)
     (timing,) = bench_step(model, workload, ceilings=lasting)
-    call = Call(rows=1, positions=28, keys=28, predicted=8)
+    call = Call.alike(rows=1, positions=28, keys=28, predicted=8)
     slower = replace(CEILINGS, flops_per_s=CEILINGS.flops_per_s / 4)
     assert timing.lasting_floor_ms == pytest.approx(1000 * floor(model.shape, [call], 4, slower).seconds)
     assert timing.lasting_floor_ms > timing.floor_ms
@@ -73,11 +73,29 @@ def test_passes_are_also_compared_with_the_rate_that_a_device_keeps_up(model, ca
 def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
     workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("dual",), max_tokens=24, block_size=8, repeats=1)
     (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
-    refresh, block, two = (Call(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8, 16))
+    refresh, block, two = (Call.alike(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8, 16))
     assert timing.forward_passes == 6
     assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block] * 3, 4, CEILINGS).seconds)
     (fewer,) = bench_generate(model, replace(workload, refreshes=("blocks:3",)), ceilings=CEILINGS)
     assert fewer.floor_s == pytest.approx(floor(model.shape, [refresh, block, *[two, block] * 2], 4, CEILINGS).seconds)
+
+
+def test_prompts_of_a_batch_may_be_of_different_lengths(model, capsys):
+    workload = Workload(
+        prompt_tokens=(12,), shortest_prompt=3, batches=(4,), caches=("dual",), max_tokens=8, block_size=8, repeats=1
+    )
+    (request,) = workload.requests(model)
+    assert [len(canvas.tokens) - 8 for canvas in request.canvases(model.spec)] == [12, 9, 6, 3]
+    (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
+    lengths = (20, 17, 14, 11)
+    refresh, block = (Call(positions=positions, keys=lengths, predicted=8) for positions in (lengths, (8,) * 4))
+    assert timing.forward_passes == 2
+    assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block], 4, CEILINGS).seconds)
+    assert timing.to_dict()["shortest_prompt"] == 3
+    show_generate_timings([timing])
+    assert "3-12" in capsys.readouterr().out
+    with pytest.raises(UnmaskError, match="the shortest prompt must have 1 to 12 tokens, got 13"):
+        replace(workload, shortest_prompt=13)
 
 
 def test_every_refresh_is_measured_with_every_other_size(model):
@@ -112,7 +130,7 @@ def test_a_quantised_model_says_so_and_has_a_lower_floor(model, quantize):
         quantize,
         quantize,
     )
-    call = Call(rows=1, positions=28, keys=28, predicted=8)
+    call = Call.alike(rows=1, positions=28, keys=28, predicted=8)
     least = floor(model.shape, [call], 4, CEILINGS, quantized=True).seconds
     assert whole.floor_s == pytest.approx(4 * least)
     assert step.floor_ms == pytest.approx(1000 * least)

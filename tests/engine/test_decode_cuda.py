@@ -140,6 +140,31 @@ def test_a_replayed_graph_gives_the_logits_of_the_pass_it_captured(config):
 
 
 @pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
+@pytest.mark.parametrize("options", [{"at": True}, {"states": True}], ids=["chosen", "states"])
+def test_rows_without_their_padding_share_a_graph_with_others_of_about_as_many_positions(config, options):
+    _, there = twins(config)
+    cache, at = KVCache.new(3, 200, "cuda"), torch.arange(4, 9, device="cuda").expand(3, -1)
+    options = {"at": at} if "at" in options else options
+    generator = torch.Generator("cuda").manual_seed(0)
+    with torch.inference_mode():
+        for sizes in ([200, 30, 60], [200, 60, 30], [190, 9, 70], [199, 12, 50], [200, 30, 60]):
+            tokens = torch.randint(0, 590, (3, 200), generator=generator, device="cuda")
+            found = there.predict(tokens, lengths=torch.tensor(sizes).pin_memory(), cache=cache, **options)
+            for row, size in enumerate(sizes):
+                filled = KVCache.new(1, 256, "cuda")
+                given = options | ({"at": at[:1]} if "at" in options else {})
+                alone = there.predict(tokens[row : row + 1, :size], cache=filled, **given)
+                logits = found.logits[row] if "at" in options else found.logits[row, :size]
+                torch.testing.assert_close(logits, alone.logits[0], rtol=0.0, atol=2e-3)
+                for mine, expected in zip(cache.storage.layers, filled.storage.layers, strict=True):
+                    for kind in (0, 1):
+                        close = {"rtol": 0.0, "atol": 1e-3}
+                        torch.testing.assert_close(mine[kind][row, :, :size], expected[kind][0, :, :size], **close)
+    [graph] = there._cached[cache.storage].whole._captured
+    assert graph[0][0] == "packed"
+
+
+@pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_as_close_to_float32_as_plain_pytorch_does(config, dtype, monkeypatch):
     here, there = twins(config, dtype)

@@ -121,6 +121,15 @@ def test_turning_and_storing(kernels, dtype, h, g, d, given):
     assert torch.equal(found[1] == keys, expected[1] == keys)  # nothing else was written
 
 
+def test_what_has_no_position_is_not_stored(kernels):
+    qkv, positions = draw(3, 1, 4 * 16), torch.tensor([[2], [-1], [0]])
+    keys, values = draw(2, 1, 3, 16, seed=1), draw(2, 1, 3, 16, seed=2)
+    found = [keys.clone(), values.clone()]
+    kernels("turn_and_store", qkv, rotary_table(16, 3), positions, 2, 1, (*found, torch.tensor([1, 1, 0])))
+    for before, after in zip((keys, values), found, strict=True):
+        assert (before != after).any(-1).nonzero().tolist() == [[0, 0, 0], [1, 0, 2]]
+
+
 def test_turning_without_a_store(kernels):
     found, table = draw(2, 4, 9 * 32), rotary_table(32, 8)
     expected = found.clone()
@@ -328,6 +337,19 @@ def test_a_row_without_keys_gets_zeros(kernels, longest):
     found = kernels("block_attention", *case.arguments(longest), tiles=SMALL)
     assert not found[0].any()
     torch.testing.assert_close(found[1].double(), case.expected()[1], **EXACT)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("h", "g", "d"), [(2, 2, 16), (6, 2, 32)])
+def test_attention_within_rows_one_behind_the_other(kernels, dtype, h, g, d):
+    lengths = [70, 0, 1, 64, 33]
+    count = torch.tensor(lengths)
+    qkv = draw(sum(lengths) + 5, 1, (h + 2 * g) * d, dtype=dtype)
+    qkv[sum(lengths) :] = torch.nan  # belongs to no row
+    found = kernels("ragged_attention", qkv, count.cumsum(0) - count, count, h, g, 80)
+    expected = plain.ragged_attention(qkv[: sum(lengths)].float(), [length for length in lengths if length], h, g)
+    tolerance = EXACT if dtype == torch.float32 else {"rtol": 0.0, "atol": 2e-3}
+    torch.testing.assert_close(found[: sum(lengths)].float(), expected, **tolerance)
 
 
 def test_what_is_not_contiguous_is_refused():

@@ -97,6 +97,21 @@ def test_turning_and_storing(dtype, h, g, d, b, n):
         assert torch.equal(alone, found[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("h", "g", "d"), [LLADA, DREAM, (10, 10, 32), (7, 1, 64)])
+def test_attention_within_rows_one_behind_the_other(dtype, h, g, d, never_waiting):
+    lengths = [700, 1, 64, 333, 65]
+    count = torch.tensor(lengths, device="cuda")
+    qkv = draw(sum(lengths) + 101, 1, (h + 2 * g) * d, dtype=dtype)
+    qkv[sum(lengths) :] = torch.nan  # belongs to no row
+    expected = plain.ragged_attention(qkv[: sum(lengths)].double(), lengths, h, g)
+    never_waiting()
+    found = fused.ragged_attention(qkv, count.cumsum(0) - count, count, h, g, 768)[: sum(lengths)]
+    torch.cuda.set_sync_debug_mode("default")
+    tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
+
+
 # Width and feed-forward width.
 WIDTHS = {LLADA: (4096, 12_288), DREAM: (3584, 18_944), (7, 1, 64): (448, 1000), (3, 3, 16): (37, 51)}
 

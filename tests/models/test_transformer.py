@@ -145,13 +145,33 @@ def test_dream_logits_equal_qwen2_without_a_causal_mask_shifted_by_one(make_drea
     torch.testing.assert_close(model.predict(tokens).logits, expected, **CLOSE)
 
 
-def test_rows_of_a_ragged_batch_equal_the_rows_alone(model: Transformer) -> None:
-    tokens, lengths = canvas(4, 21), torch.tensor([21, 9, 1, 14])
-    together = model.predict(tokens, lengths=lengths).logits
-    assert together.isfinite().all()
-    for row, length in enumerate(lengths.tolist()):
-        alone = model.predict(tokens[row : row + 1, :length]).logits
-        torch.testing.assert_close(together[row, :length], alone[0], **CLOSE)
+@pytest.mark.parametrize("lengths", [[21, 9, 1, 14], [21, 20, 21, 19]], ids=["packed", "padded"])
+def test_rows_of_a_ragged_batch_equal_the_rows_alone(model: Transformer, lengths: list[int]) -> None:
+    computed = positions_computed(model)
+    tokens, cache, at = canvas(4, 21), KVCache.new(6, 24).only(torch.tensor([4, 0, 5, 2])), torch.tensor([[0], [7]])
+    at = at.T.expand(4, -1).clamp(max=torch.tensor(lengths)[:, None] - 1)
+    together = model.predict(tokens, lengths=torch.tensor(lengths), cache=cache, states=True)
+    assert computed == [45 if sum(lengths) == 45 else 84]
+    chosen = model.predict(tokens, lengths=torch.tensor(lengths), at=at).logits
+    assert together.logits.isfinite().all()
+    for row, length in enumerate(lengths):
+        filled = KVCache.new(1, length)
+        alone = model.predict(tokens[row : row + 1, :length], cache=filled, states=True)
+        torch.testing.assert_close(together.logits[row, :length], alone.logits[0], **CLOSE)
+        torch.testing.assert_close(together.states[row, :length], alone.states[0], **CLOSE)
+        torch.testing.assert_close(chosen[row], alone.logits[0, at[row]], **CLOSE)
+        for found, expected in zip(cache.storage.layers, filled.storage.layers, strict=True):
+            for kind in (0, 1):
+                kept = found[kind][cache.places[row], :, :length]
+                torch.testing.assert_close(kept, expected[kind][0], **CLOSE)
+
+
+def positions_computed(model: Transformer) -> list[int]:
+    """By the first layer, in every pass from now on."""
+    found: list[int] = []
+    block = model.blocks[0]
+    block.down.register_forward_hook(lambda module, given, result: found.append(result.shape[:-1].numel()))
+    return found
 
 
 def test_tokens_behind_the_end_of_a_row_are_never_seen(model: Transformer) -> None:

@@ -64,3 +64,4 @@ def test_a_pass_never_waits_for_the_device(folder: Path, never_waiting: Any, dty
     model.predict(tokens, lengths=lengths, at=block, attention_layers=range(2), shadow=shadow)
     model.predict(tokens, lengths=lengths, cache=cache)
     model.predict(tokens, lengths=lengths, cache=cache, queries=block, at=block)
+    model.predict(tokens, lengths=LENGTHS.pin_memory(), cache=cache, at=block)

@@ -107,20 +107,20 @@ def floor_of(model: MaskedLM, found: Pass, ceilings: Ceilings) -> Floor | None:
 
 def _size_of(live: list[Canvas], settings: Settings, *, shifted: bool) -> tuple[str, tuple[Call, ...]]:
     """What the next pass over these canvases asks of the model."""
-    length = max(len(canvas.tokens) for canvas in live)
     widest = max(end - start for start, end in (canvas.block for canvas in live))
     partial = [canvas for canvas in live if not reuse.is_refresh(canvas, settings)]
-    whole = len(live) - len(partial)
+    whole = [canvas for canvas in live if reuse.is_refresh(canvas, settings)]
     calls = []
     if whole:
-        calls.append(Call(rows=whole, positions=length, keys=length, predicted=widest))
+        lengths = tuple(len(canvas.tokens) for canvas in whole)
+        calls.append(Call(positions=lengths, keys=lengths, predicted=widest))
     if partial:
         spans = [
             reuse.recomputed_span(canvas, settings, shifted=shifted, begins=canvas.block_step == 0)
             for canvas in partial
         ]
-        positions = max(end - start for start, end in spans)
-        calls.append(Call(rows=len(partial), positions=positions, keys=length, predicted=widest))
+        positions = tuple(end - start for start, end in spans)
+        calls.append(Call(positions=positions, keys=tuple(len(canvas.tokens) for canvas in partial), predicted=widest))
     if whole and partial:
         return MIXED, tuple(calls)
     return REFRESH if whole and settings.cache != "none" else KINDS[settings.cache], tuple(calls)

@@ -39,12 +39,16 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """The size of one call of the model."""
+    """The size of one call of the model: a number for each row, and one for all."""
 
-    rows: int
-    positions: int  # computed in each row
-    keys: int  # seen by each of them
+    positions: tuple[int, ...]  # computed
+    keys: tuple[int, ...]  # seen by each of them
     predicted: int  # positions of each row that go through the head
+
+    @classmethod
+    def alike(cls, *, rows: int, positions: int, keys: int, predicted: int) -> Call:
+        """Of rows that are all the same."""
+        return cls(positions=(positions,) * rows, keys=(keys,) * rows, predicted=predicted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +103,15 @@ def measure_ceilings(
 
 def operations(shape: TransformerShape, call: Call, itemsize: int, *, quantized: bool = False) -> list[Operation]:
     """The operations of one call, each summed over the layers; `quantized`: the weights of the layers have 8 bits."""
-    tokens, queries = call.rows * call.positions, shape.n_heads * shape.head_width
+    tokens, queries = sum(call.positions), shape.n_heads * shape.head_width
+    pairs = sum(positions * keys for positions, keys in zip(call.positions, call.keys, strict=True))
     stored = 2 * shape.n_kv_heads * shape.head_width  # keys and values of a position
     own = {"itemsize": itemsize, "quantized": quantized}
     layer = {
         "queries, keys and values": _product(tokens, shape.width, queries + stored, **own),
         "attention": (
-            itemsize * (call.rows * call.keys * stored + 2 * tokens * queries),
-            4 * tokens * call.keys * queries,
+            itemsize * (sum(call.keys) * stored + 2 * tokens * queries),
+            4 * pairs * queries,
         ),
         "attention output": _product(tokens, queries, shape.width, **own),
         # Gate and up make one number of two before anything is written.
@@ -114,7 +119,7 @@ def operations(shape: TransformerShape, call: Call, itemsize: int, *, quantized:
         "feed-forward out": _product(tokens, shape.hidden, shape.width, **own),
     }
     found = [(name, shape.n_layers * n_bytes, shape.n_layers * flops) for name, (n_bytes, flops) in layer.items()]
-    found.append(("head", *_product(call.rows * call.predicted, shape.width, shape.vocab_size, itemsize=itemsize)))
+    found.append(("head", *_product(len(call.keys) * call.predicted, shape.width, shape.vocab_size, itemsize=itemsize)))
     return [Operation(name=name, n_bytes=n_bytes, flops=flops) for name, n_bytes, flops in found]
 
 

@@ -21,7 +21,10 @@ from unmask.settings import CACHES, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is decoded: `batch` random prompts of one length, each continued by `max_tokens`."""
+    """What is decoded: `batch` random prompts, each continued by `max_tokens`.
+
+    They are of one length, or, with `shortest_prompt`, of lengths evenly spread from that one to `prompt_tokens`.
+    """
 
     policy: Policy
     prompt_tokens: int
@@ -31,12 +34,17 @@ class Request:
     cache: str = "none"
     refresh: str = "block"
     seed: int = 0
+    shortest_prompt: int | None = None
     settings: Settings = field(init=False)
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "batch"):
             if getattr(self, name) < 1:
                 raise UnmaskError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.shortest_prompt is not None and not 1 <= self.shortest_prompt <= self.prompt_tokens:
+            raise UnmaskError(
+                f"the shortest prompt must have 1 to {self.prompt_tokens} tokens, got {self.shortest_prompt}"
+            )
         settings = Settings(
             max_tokens=self.max_tokens,
             block_size=self.block_size,
@@ -62,14 +70,26 @@ class Request:
         ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
         ids += ids >= spec.mask_id
         sizes = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
-        return [Canvas.continuing(prompt, self.max_tokens, **sizes) for prompt in ids.tolist()]
+        prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
+        return [Canvas.continuing(prompt, self.max_tokens, **sizes) for prompt in prompts]
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Of every row, the longest first."""
+        spread = self.prompt_tokens - (self.shortest_prompt or self.prompt_tokens)
+        return [self.prompt_tokens - round(spread * row / max(1, self.batch - 1)) for row in range(self.batch)]
+
+    @property
+    def prompt_in_words(self) -> str:
+        shortest = self.prompt_lengths[-1]
+        return str(shortest) if shortest == self.prompt_tokens else f"{shortest}-{self.prompt_tokens}"
 
     def in_words(self) -> str:
         refresh = "" if self.refresh == "block" else f", refresh {self.refresh}"
-        return f"prompt {self.prompt_tokens}, batch {self.batch}, cache {self.cache}{refresh}"
+        return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
+        names = ("prompt_tokens", "shortest_prompt", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
         return {"policy": describe(self.policy)} | {name: getattr(self, name) for name in names}
 
 
@@ -86,6 +106,7 @@ class Workload:
     block_size: int = 32
     repeats: int = 3
     seed: int = 0
+    shortest_prompt: int | None = None
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -110,6 +131,7 @@ class Workload:
                 cache=cache,
                 refresh=refresh,
                 seed=self.seed,
+                shortest_prompt=self.shortest_prompt,
             )
             for prompt in self.prompt_tokens
             for batch in self.batches

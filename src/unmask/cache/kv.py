@@ -33,7 +33,8 @@ class Storage:
         # It outlives this call, so it must not be born as inference tensors, which nobody else may write to.
         with torch.inference_mode(False):
             sizes = (self.rows, heads, self.length, width)
-            self.layers = self.layers or [(like.new_empty(sizes), like.new_empty(sizes)) for _ in range(n_layers)]
+            # Zeros: what nobody has written may be multiplied by a weight of zero, which must give zero.
+            self.layers = self.layers or [(like.new_zeros(sizes), like.new_zeros(sizes)) for _ in range(n_layers)]
 
 
 class KVCache:

@@ -21,7 +21,7 @@ from unmask.engine.canvas import Canvas
 from unmask.engine.drift import Drift
 from unmask.engine.window import Window, on_device, span_positions
 from unmask.errors import UnmaskError
-from unmask.models.base import MaskedLM, Prediction, prepares, tells_states
+from unmask.models.base import MaskedLM, Prediction, packs, prepares, tells_states
 from unmask.settings import Settings
 
 
@@ -97,10 +97,17 @@ class Forward:
         queries = self._queries(window.canvases, window, False)
         return ready(tokens, lengths=window.length, at=window.at, cache=self._guided, queries=queries)
 
-    def _lengths(self, window: Window, tokens: Int[Tensor, "b n"]) -> Int[Tensor, " b"] | None:
-        """None when no row is padded: kernels are faster then."""
-        full = all(len(canvas.tokens) == tokens.shape[1] for canvas in window.canvases)
-        return None if full else window.length
+    def _lengths(
+        self, window: Window, tokens: Int[Tensor, "b n"], rows: list[int] | None = None
+    ) -> Int[Tensor, " r"] | None:
+        """Of these rows (None: all); None when none of them is padded: kernels are faster then."""
+        canvases = window.canvases if rows is None else [window.canvases[row] for row in rows]
+        found = [len(canvas.tokens) for canvas in canvases]
+        if all(length == tokens.shape[1] for length in found):
+            return None
+        if packs(self.model):
+            return torch.tensor(found, pin_memory=tokens.is_cuda)
+        return window.length if rows is None else on_device(found, tokens.device)
 
     def _predict(
         self, window: Window, tokens: Int[Tensor, "b n"], cache: KVCache | None, *, guided: bool, refresh: bool
@@ -125,24 +132,25 @@ class Forward:
             prediction = predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
             return prediction, self._drifted(drift, prediction, queries, window, tokens, None)
         # Everything that must be copied to the device is, before the first of the two calls keeps it busy.
-        renewed, others = (
-            on_device([row for row, flag in enumerate(refreshing) if flag is wanted], tokens.device)
-            for wanted in (True, False)
-        )
+        chosen = [[row for row, flag in enumerate(refreshing) if flag is wanted] for wanted in (True, False)]
+        renewed, others = (on_device(rows, tokens.device) for rows in chosen)
+        renewed_lengths = self._lengths(window, tokens, chosen[0])
         staying = [canvas for canvas, flag in zip(window.canvases, refreshing, strict=True) if not flag]
         queries = self._queries(staying, window, refresh)
 
-        def part(rows: Int[Tensor, " r"], queries: Int[Tensor, "r q"] | None) -> tuple[Tensor, Tensor | None]:
+        def part(
+            rows: Int[Tensor, " r"], lengths: Int[Tensor, " r"] | None, queries: Int[Tensor, "r q"] | None
+        ) -> tuple[Tensor, Tensor | None]:
             prediction = predict(
                 tokens[rows],
-                lengths=None if lengths is None else lengths[rows],
+                lengths=lengths,
                 at=window.at[rows],
                 cache=cache.only(rows),
                 queries=queries,
             )
             return prediction.logits, self._drifted(drift, prediction, queries, window, tokens, rows)
 
-        first, second = part(renewed, None), part(others, queries)
+        first, second = part(renewed, renewed_lengths, None), part(others, window.length[others], queries)
         order = torch.cat([renewed, others]).argsort()
         prediction = Prediction(logits=torch.cat([first[0], second[0]])[order])
         if first[1] is None or second[1] is None:

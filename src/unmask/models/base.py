@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.cache.kv import KVCache
+from unmask.errors import UnmaskError
 from unmask.models.tokenizer import TextCodec
 
 
@@ -77,7 +78,8 @@ class MaskedLM(Protocol):
     ) -> Prediction:
         """Logits for the positions `at` (default: all) of canvases padded on the right to a common length.
 
-        lengths: real length of each row; what lies behind is never seen. None: no padding.
+        lengths: real length of each row; what lies behind is never seen. None: no padding. On the model's device, or
+                 on the host for a model that `packs`.
         cache:   without `queries`, a full pass fills it; with `queries`, only those positions (contiguous in each row,
                  padded by repeating the last one) are recomputed, written over the cache, and see the whole canvas.
                  Then nobody changes `queries`, `lengths`, `at` and the cache's places in place while they are in use.
@@ -88,6 +90,24 @@ class MaskedLM(Protocol):
         ...
 
 
+def check_request(
+    spec: ModelSpec,
+    cache: KVCache | None,
+    queries: Tensor | None,
+    attention_layers: range | None,
+    shadow: Tensor | None,
+) -> None:
+    """Refuse, in one line, a prediction that has no meaning."""
+    if cache is not None and attention_layers is not None:
+        raise UnmaskError("attention maps need the whole canvas: they cannot be had with a cache")
+    if cache is not None and shadow is not None:
+        raise UnmaskError("shadow predictions need the whole canvas: they cannot be had with a cache")
+    if queries is not None and cache is None:
+        raise UnmaskError("queries need a cache that a full pass has filled")
+    if shadow is not None and spec.shifted:
+        raise UnmaskError(f"{spec.family} predicts a position from the one before it, so it has no shadow predictions")
+
+
 def prepares(model: MaskedLM) -> bool:
     """Whether `model.prepare(...)` is `predict` in two parts: what can be done early, and a call for the rest.
 
@@ -95,6 +115,11 @@ def prepares(model: MaskedLM) -> bool:
     """
     owner = next((kind for kind in type(model).__mro__ if "predict" in vars(kind)), None)
     return owner is not None and "prepare" in vars(owner)
+
+
+def packs(model: MaskedLM) -> bool:
+    """Whether a pass over whole canvases computes no padding where the lengths are on the host."""
+    return getattr(model, "packs", False)
 
 
 def tells_states(model: MaskedLM) -> bool:

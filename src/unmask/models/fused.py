@@ -187,8 +187,8 @@ def turn_and_store(
 ) -> None:
     """Turn queries and keys by their positions, in place; copy keys and values to the rows' places in a store.
 
-    Positions default to 0, 1, 2, ..., and are below the store's capacity. No two rows share a place, unless they are
-    the same.
+    Positions default to 0, 1, 2, ..., and are below the store's capacity; what has the position -1 is not stored. No
+    two rows share a place, unless they are the same.
     """
     _check_contiguous(qkv=qkv, table=table)
     b, n, _ = qkv.shape
@@ -259,6 +259,39 @@ def block_attention(
         if splits > 1:
             _kernels().merge_splits[(b * q * n_heads,)](
                 *(mixtures, figures, lengths, out, q, splits, split), H=n_heads, D=d, num_warps=1
+            )
+    return out
+
+
+def ragged_attention(
+    qkv: Float[Tensor, "positions 1 heads"],
+    starts: Int[Tensor, " b"],
+    lengths: Int[Tensor, " b"],
+    n_heads: int,
+    n_kv_heads: int,
+    longest: int,
+) -> Float[Tensor, "positions 1 queries"]:
+    """Attention of the turned queries in `qkv`, each to the keys of its own row.
+
+    Rows lie one behind the other, `lengths` positions from `starts` on, none of them longer than `longest`. What
+    belongs to no row is not filled in.
+    """
+    _check_contiguous(qkv=qkv)
+    count, _, heads = qkv.shape
+    d = heads // (n_heads + 2 * n_kv_heads)
+    out = qkv.new_empty(count, 1, n_heads * d)
+    rows, keys, stages = (64, 64, 3) if qkv.dtype in _HALF else (16, 32, 2)  # in float32 operands live in registers
+    if out.numel():
+        with torch.cuda.device_of(qkv):
+            _kernels().attend_rows[(-(-longest // rows) * n_heads, lengths.shape[0])](
+                *(qkv, starts, lengths, out, longest, math.log2(math.e) / math.sqrt(d)),
+                H=n_heads,
+                G=n_kv_heads,
+                D=d,
+                ROWS=rows,
+                KEYS=keys,
+                num_warps=4,
+                num_stages=stages,
             )
     return out
 

@@ -56,7 +56,7 @@ class Graphs:
     def prepare(self, run: Run, *inputs: Tensor, kind: Any = None, at_home: Collection[int] = ()) -> Ready:
         rows = inputs[0].shape[0]
         padded = padded_rows(rows) if self._pads else rows
-        sizes = tuple((padded, *value.shape[1:]) for value in inputs)
+        sizes = tuple((padded, *value.shape[1:]) if self._pads else tuple(value.shape) for value in inputs)
         shape = (kind, sizes, *(value.dtype for value in inputs), inputs[0].device)
         graph = self._captured.get(shape)
         if graph is None:
@@ -84,7 +84,9 @@ class Graphs:
             return run(*inputs)
         with _CAPTURING, torch.cuda.device(inputs[0].device):
             self._pool = self._pool if self._captured else torch.cuda.graph_pool_handle()
-            self._captured[shape] = _Graph(run, _own(inputs, rows, at_home), self._steady, self._pool)
+            self._captured[shape] = _Graph(
+                run, _own(inputs, rows if self._pads else None, at_home), self._steady, self._pool
+            )
         if len(self._captured) > self._most:
             oldest, _ = self._captured.popitem(last=False)
             del self._runs[oldest]  # when it comes back, it has to prove itself again
@@ -138,13 +140,13 @@ def padded_rows(rows: int) -> int:
     return rows if rows <= 2 else -(-rows // 4) * 4
 
 
-def _own(inputs: tuple[Tensor, ...], rows: int, at_home: Collection[int]) -> list[Tensor]:
-    """Copies of that many rows, the last one repeated, but of those that are at home and have as many."""
+def _own(inputs: tuple[Tensor, ...], rows: int | None, at_home: Collection[int]) -> list[Tensor]:
+    """Copies of that many rows (None: as many as there are), the last one repeated; those at home where they fit."""
+
+    def copied(x: Tensor) -> Tensor:
+        missing = 0 if rows is None else rows - x.shape[0]
+        return torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
+
     # They outlive this call, so they must not be born as inference tensors, which nobody else may write to.
     with torch.inference_mode(False):
-        return [
-            x
-            if index in at_home and x.shape[0] == rows
-            else torch.cat([x, x[-1:].expand(rows - x.shape[0], *x.shape[1:])])
-            for index, x in enumerate(inputs)
-        ]
+        return [x if index in at_home and rows in (None, x.shape[0]) else copied(x) for index, x in enumerate(inputs)]

@@ -79,6 +79,14 @@ def attend(
     return mixed.transpose(1, 2).flatten(2)
 
 
+def ragged_attention(
+    qkv: Float[Tensor, "positions 1 heads"], lengths: list[int], n_heads: int, n_kv_heads: int
+) -> Float[Tensor, "positions 1 queries"]:
+    """`attend` in each of the rows that lie one behind the other."""
+    rows = qkv.transpose(0, 1).split(lengths, dim=1)
+    return torch.cat([attend(*split(row, n_heads, n_kv_heads), None) for row in rows], dim=1).transpose(0, 1)
+
+
 def attention_map(
     queries: Float[Tensor, "b h q d"], keys: Float[Tensor, "b g n d"], seen: Bool[Tensor, "b 1 _q n"] | None
 ) -> Float[Tensor, "b q n"]:

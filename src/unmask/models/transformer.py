@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -20,23 +18,29 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unmask.cache.kv import KVCache, Layer, Storage
-from unmask.errors import UnmaskError
 from unmask.models import fused, plain
-from unmask.models.base import ModelSpec, Prediction
-from unmask.models.graphs import PassGraphs
+from unmask.models.base import ModelSpec, Prediction, check_request
+from unmask.models.graphed import Graphed
 from unmask.models.layers import Block, RMSNorm, TransformerShape
+from unmask.models.packing import Packing
 from unmask.models.rotary import Rotary
 from unmask.models.steps import JointSteps, Steps
 from unmask.models.visibility import padding_mask, shadow_mask
 
 # Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
 _GRAPHED = 16_384
+# Positions of packed rows come in such steps, those of the longest row in these.
+_POSITIONS, _LENGTHS = 128, 256
+# Without kernels, a share of the positions above which padding costs less than to do without it.
+_WORTH_PACKING = 0.75
 # Positions whose logits a graph may keep: 260 MB of LLaDA's.
 _KEPT_LOGITS = 1024
 
 
-class Transformer(nn.Module):
+class Transformer(Graphed):
     """A MaskedLM (see base.py for what `predict` promises)."""
+
+    packs = True
 
     def __init__(self, shape: TransformerShape, spec: ModelSpec) -> None:
         super().__init__()
@@ -47,24 +51,6 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self.forget_graphs()
-
-    def forget_graphs(self) -> None:
-        """Let go of captured passes; they are captured again when they come again."""
-        self._uncached = PassGraphs()
-        self._cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
-        self._alone = Lock()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
-        self.forget_graphs()  # they would go on reading the weights from where they were
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_uncached", "_cached", "_alone")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.forget_graphs()
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +72,7 @@ class Transformer(nn.Module):
         shadow: Int[Tensor, "b s"] | None = None,
         states: bool = False,
     ) -> Prediction:
-        self._check(cache, queries, attention_layers, shadow)
+        check_request(self.spec, cache, queries, attention_layers, shadow)
         if shadow is not None or attention_layers is not None:
             return self._predict_more(tokens, lengths, at, attention_layers, shadow)
         given = {"lengths": lengths, "at": at, "cache": cache, "queries": queries}
@@ -116,7 +102,7 @@ class Transformer(nn.Module):
             ready = partial(self._whole_pass, tokens, cache, lengths, at, states)
 
         # One at a time: what a graph leaves behind must have been picked up before it is replayed.
-        alone = self._alone if self._fused else nullcontext()
+        alone = self.alone if self._fused else nullcontext()
 
         def predict() -> Prediction:
             with alone:
@@ -156,24 +142,6 @@ class Transformer(nn.Module):
             states=states[:, :length],
         )
 
-    def _check(
-        self,
-        cache: KVCache | None,
-        queries: Tensor | None,
-        attention_layers: range | None,
-        shadow: Tensor | None,
-    ) -> None:
-        if cache is not None and attention_layers is not None:
-            raise UnmaskError("attention maps need the whole canvas: they cannot be had with a cache")
-        if cache is not None and shadow is not None:
-            raise UnmaskError("shadow predictions need the whole canvas: they cannot be had with a cache")
-        if queries is not None and cache is None:
-            raise UnmaskError("queries need a cache that a full pass has filled")
-        if shadow is not None and self.spec.shifted:
-            raise UnmaskError(
-                f"{self.spec.family} predicts a position from the one before it, so it has no shadow predictions"
-            )
-
     def _whole_pass(
         self,
         tokens: Int[Tensor, "b n"],
@@ -186,28 +154,85 @@ class Transformer(nn.Module):
         storage = None if cache is None else cache.storage
         if storage is not None:
             shape = self.shape
-            sizes = {"n_layers": shape.n_layers, "heads": shape.n_kv_heads, "width": shape.head_width}
-            storage.allocate(**sizes, like=self.embedding.weight)
+            room = {"n_layers": shape.n_layers, "heads": shape.n_kv_heads, "width": shape.head_width}
+            storage.allocate(**room, like=self.embedding.weight)
         layers, everything = None if storage is None else storage.layers, states or at is None
-        given = {
-            "places": None if cache is None else cache.places,
-            "lengths": lengths,
-            "at": None if everything else at,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
-
-        def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor]:
-            here = dict(zip(given, values, strict=True))
-            seen = padding_mask(here.get("lengths"), tokens.shape[1], self.device)
-            kept = None if everything else self._feeding(here["at"], None, tokens.shape[1])
-            return (self._whole(tokens, None, seen, layers=layers, places=here.get("places"), kept=kept)[0],)
-
-        if tokens.numel() <= _GRAPHED and self._fused:
-            (found,) = self._graphs_of(storage).whole(whole, tokens, *given.values(), kind=everything)
+        places = None if cache is None else cache.places
+        # Lengths on the host: their sum is known, so that no padding need be computed.
+        sizes = lengths.tolist() if lengths is not None and lengths.device.type == "cpu" else None
+        if sizes is not None and min(sizes) >= tokens.shape[1]:
+            lengths, sizes = None, None
+        lengths = None if lengths is None else lengths.to(self.device, non_blocking=True)
+        kept = None if everything else self._feeding(at, None, tokens.shape[1])
+        if sizes is not None and self._worth_packing(sum(sizes), tokens.numel()):
+            assert lengths is not None
+            found = self._packed(tokens, lengths, sizes, storage, places, kept)
         else:
-            (found,) = whole(tokens, *given.values())
+            given = {"places": places, "lengths": lengths, "kept": kept}
+            given = {name: value for name, value in given.items() if value is not None}
+
+            def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor]:
+                here = dict(zip(given, values, strict=True))
+                seen = padding_mask(here.get("lengths"), tokens.shape[1], self.device)
+                places, kept = here.get("places"), here.get("kept")
+                return (self._whole(tokens, None, seen, layers=layers, places=places, kept=kept)[0],)
+
+            (found,) = self._run_whole(storage, tokens.numel(), whole, tokens, *given.values(), kind=everything)
         rows = self._feeding(at, None, tokens.shape[1]) if everything else None
         return Prediction(logits=self._head(_picked(found, rows)), states=found if everything else None)
+
+    def _worth_packing(self, positions: int, padded: int) -> bool:
+        """Whether so many positions are done sooner than those of a batch with its padding."""
+        return _rounded(positions) < padded if self._fused else positions <= _WORTH_PACKING * padded
+
+    def _packed(
+        self,
+        tokens: Int[Tensor, "b n"],
+        lengths: Int[Tensor, " b"],
+        sizes: list[int],
+        storage: Storage | None,
+        places: Int[Tensor, " b"] | None,
+        kept: Int[Tensor, "b k"] | None,
+    ) -> Float[Tensor, "b k w"]:
+        """`_whole` of rows of these lengths, which the host knows as `sizes`, without their padding."""
+        fast, heads = self._fused, (self.shape.n_heads, self.shape.n_kv_heads)
+        # Tables and grids for lengths in steps: what is captured serves them all.
+        longest = -(-tokens.shape[1] // _LENGTHS) * _LENGTHS
+        packing = Packing.of(lengths, _rounded(sum(sizes)) if fast else sum(sizes))
+        given = {
+            "slots": None if places is None else places[packing.row],
+            "at": None if kept is None else packing.places(kept),
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        last = len(self.blocks) - 1
+
+        def run(tokens: Tensor, position: Tensor, starts: Tensor, lengths: Tensor, *values: Tensor) -> tuple[Tensor]:
+            here = dict(zip(given, values, strict=True))
+            table = self.rotary(longest, device=self.device)
+            pick = (lambda x: x[here["at"], 0]) if "at" in here else None
+
+            def mix(layer: int, project: Callable[..., Tensor]) -> Tensor:
+                store = None if storage is None else (*storage.layers[layer], here["slots"])
+                qkv = project(table, position, *heads, store)
+                if fast:
+                    mixed = fused.ragged_attention(qkv, starts, lengths, *heads, longest)
+                else:
+                    mixed = plain.ragged_attention(qkv, sizes, *heads)
+                return pick(mixed) if pick is not None and layer == last else mixed
+
+            return (self._run(tokens, mix, pick=pick),)
+
+        inputs = (packing.packed(tokens), packing.position[:, None], packing.starts, lengths, *given.values())
+        (found,) = self._run_whole(storage, packing.row.shape[0], run, *inputs, kind=("packed", longest))
+        return packing.unpacked(found, tokens.shape[1]) if kept is None else found
+
+    def _run_whole(
+        self, storage: Storage | None, positions: int, run: Callable[..., tuple[Tensor]], *inputs: Tensor, kind: Any
+    ) -> tuple[Tensor, ...]:
+        """What a pass over so many positions gives, by a graph where launches would show."""
+        if positions <= _GRAPHED and self._fused:
+            return self.graphs_of(storage).whole(run, *inputs, kind=kind)
+        return run(*inputs)
 
     def _whole(
         self,
@@ -238,7 +263,7 @@ class Transformer(nn.Module):
             # Watched layers attend in the same way: looking at a model must not change what it says.
             return plain.attend(queries, keys, values, seen)
 
-        states = self._run(tokens, mix, kept=kept)
+        states = self._run(tokens, mix, pick=None if kept is None else partial(_picked, rows=kept))
         return states, torch.stack(maps).mean(0) if maps else None
 
     def _part_pass(
@@ -289,7 +314,7 @@ class Transformer(nn.Module):
             return (states, head(states, positions, at[0] if at else None)) if within else (states,)
 
         inputs = [tokens, positions, cache.places, lengths, *([at] if within and at is not None else [])]
-        ready = self._graphs_of(cache.storage).part.prepare(part, *inputs, kind=within)
+        ready = self.graphs_of(cache.storage).part.prepare(part, *inputs, kind=within)
 
         def replayed() -> Prediction:
             states, *logits = ready.run()
@@ -298,14 +323,6 @@ class Transformer(nn.Module):
             return Prediction(logits=head(states, positions, at), states=states)
 
         return replayed
-
-    def _graphs_of(self, storage: Storage | None) -> PassGraphs:
-        """Those that work on a storage, or on none."""
-        if storage is None:
-            return self._uncached
-        if storage not in self._cached:
-            self._cached[storage] = PassGraphs()
-        return self._cached[storage]
 
     def _part(
         self,
@@ -329,20 +346,20 @@ class Transformer(nn.Module):
         mix: Callable[[int, Callable[..., Tensor]], Tensor],
         *,
         cached: bool = False,
-        kept: Int[Tensor, "b k"] | None = None,
-    ) -> Float[Tensor, "b k w"]:
+        pick: Callable[[Tensor], Tensor] | None = None,
+    ) -> Float[Tensor, "_b k w"]:
         """States after the last norm.
 
         `mix` is given a layer and how to have its queries, keys and values (see steps.py), and gives what they attend
-        to. `cached`: it reads the keys and values from a cache. `kept`: it gives that for these rows only in the last
-        layer, behind whose attention nobody looks at the others.
+        to. `cached`: it reads the keys and values from a cache. `pick`: in the last layer it gives that for some rows
+        only, since nobody looks at the others behind it; this picks them.
         """
         x, update = self.embedding(tokens), None
         steps = self._steps(x, cached=cached)
         for layer, block in enumerate(self._blocks()):
             x, normed = steps.add_norm(x, update, block.attention_norm.weight, block.attention_norm.eps)
             mixed = mix(layer, partial(steps.project, block.attention.qkv, normed))
-            x = _picked(x, kept if layer == len(self.blocks) - 1 else None)
+            x = pick(x) if pick is not None and layer == len(self.blocks) - 1 else x
             update = steps.update(block.attention.out, mixed)
             x, normed = steps.add_norm(x, update, block.mlp_norm.weight, block.mlp_norm.eps)
             update = steps.update(block.down, steps.gated(block.gate_up, normed))
@@ -375,6 +392,10 @@ class Transformer(nn.Module):
 
     def _head(self, states: Float[Tensor, "b k w"]) -> Float[Tensor, "b k v"]:
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
+
+
+def _rounded(positions: int) -> int:
+    return -(-positions // _POSITIONS) * _POSITIONS
 
 
 def _picked(states: Float[Tensor, "b q w"], rows: Int[Tensor, "_b k"] | None) -> Float[Tensor, "b k w"]:

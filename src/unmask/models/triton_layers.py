@@ -87,13 +87,16 @@ def turn_heads(
     """Turns queries and keys of HEADS heads of one position where they are, and stores keys and values.
 
     Grid (b * n, heads / HEADS), of queries and keys, and values only if there is a store. `table` (2, rows, D).
-    GIVEN: positions are read.
+    GIVEN: positions are read; what has the position -1 is not stored.
     """
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     position = (token % n).to(tl.int64)
+    known = True
     if GIVEN:
         position = tl.load(positions + token)
+        known = position >= 0
+        position = tl.maximum(position, 0)
     low = tl.arange(0, D // 2)
     turn = table + position * D + low
     cos_low, cos_high = tl.load(turn), tl.load(turn + D // 2)
@@ -109,8 +112,8 @@ def turn_heads(
     tl.store(at, turned_low, mask=turning)
     tl.store(at + D // 2, turned_high, mask=turning)
     if STORE:
-        is_key = ((head >= H) & (head < H + G))[:, None]
-        is_value = ((head >= H + G) & (head < H + 2 * G))[:, None]
+        is_key = (known & (head >= H) & (head < H + G))[:, None]
+        is_value = (known & (head >= H + G) & (head < H + 2 * G))[:, None]
         row = tl.load(slots + token // n) * G
         into = ((row + head - H) * capacity + position)[:, None] * D + low[None, :]
         tl.store(keys + into, turned_low, mask=is_key)
@@ -174,6 +177,51 @@ def attend_split(
             tl.store(mixtures + number[:, None] * D + features[None, :], mixture, mask=there)
             tl.store(figures + number * 2, best, mask=asking < shared * q)
             tl.store(figures + number * 2 + 1, total, mask=asking < shared * q)
+
+
+@triton.jit(do_not_specialize=["n"])
+@no_type_check
+def attend_rows(
+    qkv, starts, lengths, out, n, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """What ROWS queries of one head find among all keys of their row of the batch, KEYS keys at a time.
+
+    Rows lie one behind the other: `lengths[i]` positions from `starts[i]` on, at most `n`. `qkv` (positions, H + 2 G
+    heads, D), `out` (positions, H, D). Grid (tiles of n queries * H, b), neighbours with the same keys.
+    """
+    width: tl.constexpr = (H + 2 * G) * D
+    tiles = tl.cdiv(n, ROWS)
+    which, row = tl.program_id(0), tl.program_id(1)
+    tile, head = which % tiles, which // tiles
+    length = tl.load(lengths + row).to(tl.int32)
+    if tile * ROWS < length:
+        start = tl.load(starts + row).to(tl.int64)
+        qkv += start * width
+        features = tl.arange(0, D)
+        asking = tile * ROWS + tl.arange(0, ROWS)
+        there = (asking < length)[:, None]
+        query = tl.load(qkv + asking[:, None] * width + head * D + features[None, :], mask=there, other=0.0)
+        keys = qkv + (H + head // (H // G)) * D
+        best = tl.full([ROWS], -float("inf"), dtype=tl.float32)
+        total = tl.zeros([ROWS], dtype=tl.float32)
+        mixture = tl.zeros([ROWS, D], dtype=tl.float32)
+        for begin in range(0, length, KEYS):
+            position = begin + tl.arange(0, KEYS)
+            at = position[:, None] * width + features[None, :]
+            seen = position < length
+            key = tl.load(keys + at, mask=seen[:, None], other=0.0)
+            value = tl.load(keys + G * D + at, mask=seen[:, None], other=0.0)
+            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            score = tl.where(seen[None, :], score, -float("inf"))
+            better = tl.maximum(best, tl.max(score, axis=1))
+            weight = tl.exp2(score - better[:, None])
+            fade = tl.exp2(best - better)
+            total = total * fade + tl.sum(weight, axis=1)
+            mixture = tl.dot(weight.to(value.dtype), value, mixture * fade[:, None], input_precision="ieee")
+            best = better
+        result = tl.div_rn(mixture, total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + ((start + asking)[:, None] * H + head) * D + features[None, :], result, mask=there)
 
 
 @triton.jit(do_not_specialize=["q", "splits", "split_size"])
