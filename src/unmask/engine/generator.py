@@ -248,6 +248,9 @@ class Generator:
                 canvases = [self._open_canvas(prompt, job) for _ in range(min(rows, batch_size))]
                 for _ in self._decode(canvases, replace(job, policy=chosen)):
                     pass
+        if batch_size > 1:  # rows of different lengths have a kernel of their own, which one pass compiles
+            canvases = [self._open_canvas(prompt[:length], job) for length in (prompt_tokens, -(-prompt_tokens // 2))]
+            next(self._decode(canvases, job))
 
     def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):
