@@ -60,6 +60,14 @@ def check(x, weight):
     torch.testing.assert_close(found, apart, rtol=4 * eps, atol=2 * eps * apart.abs().max().item())
 
 
+def test_a_batch_of_blocks_is_enough_where_its_tiles_fill_the_device():
+    w, f = LLADA
+    x, weight = draw(8, 32, w), draw(2 * f, w, seed=1, spread=w**-0.5)
+    programs = torch.cuda.get_device_properties(0).multi_processor_count
+    assert wide.serves(x, weight) == (wide._busy(192, programs) >= 0.95)
+    check(x, weight)
+
+
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("sizes", [LLADA, DREAM])
 @pytest.mark.parametrize(("b", "n"), [(1, 512), (1, 650), (1, 1280), (2, 650)])

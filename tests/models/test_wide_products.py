@@ -80,12 +80,21 @@ def test_where_many_rows_are_taken(monkeypatch, whole):
     for others in (
         *((x[:, 1:], weight), (x.float(), weight.float()), (x.half(), weight), (x.transpose(0, 1), weight)),
         *((x[..., :60].contiguous(), weight[:, :60].contiguous()), (x, weight[:1020]), (x, weight[:, :64][::2])),
+        (x[:, :127].contiguous(), weight),  # too few rows
         (x, weight[:768]),  # too few tiles
         (x, torch.zeros(1024 * 64 + 1).bfloat16()[1:].view(1024, 64)),  # not at a multiple of 16 bytes
     ):
         assert not wide.serves(*others)
     monkeypatch.setattr(wide, "_is_measured", lambda device: False)
     assert not wide.serves(x, weight)
+
+
+@pytest.mark.parametrize(
+    ("count", "busy"),
+    [(16, 1.0), (12, 0.75), (17, 17 / 24), (24, 1.0), (25, 25 / 32), (160, 1.0), (164, 164 / 168)],
+)
+def test_how_busy_tiles_keep_sixteen_programs(count, busy):
+    assert wide._busy(count, 16) == pytest.approx(busy)
 
 
 def test_steps_take_it_by_the_weight_of_a_layer_without_a_bias(monkeypatch):
