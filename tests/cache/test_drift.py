@@ -206,7 +206,8 @@ def test_a_benchmark_foresees_the_size_of_every_call(family, cache):
     sizes = {"prompt_tokens": 10, "max_tokens": 24, "block_size": 8, "batch": 3}
     request = Request(policy=policies.get("threshold"), cache=cache, refresh="drift:0.15", **sizes)
     passes = list(run_passes(model, request, StoragePool(), clocked=False))
-    assert [(call.rows, call.positions) for found in passes for call in found.calls] == model.computed
+    calls = [call for found in passes for call in found.calls]
+    assert [(len(call.positions), max(call.positions)) for call in calls] == model.computed
     assert MIXED in {found.kind for found in passes}
 
 

@@ -137,3 +137,15 @@ def test_inputs_of_a_graph_that_was_captured_in_inference_mode_can_be_filled_out
         found(double, torch.zeros(3, 1), torch.ones(3, 1))
     [graph] = found._captured.values()
     assert not any(value.is_inference() for value in graph.inputs)
+
+
+def test_inputs_may_have_leading_sizes_of_their_own_where_no_rows_are_added():
+    found = Graphs(after=0, pads=False)
+
+    def total(x, weights):
+        return (x.sum(0, keepdim=True) + weights.sum(),)
+
+    for rows in (2, 3, 2, 1):
+        for x in (torch.ones(4, 1), torch.full((4, 1), 2.0)):
+            assert found(total, x, torch.ones(rows))[0].item() == 4 * x[0].item() + rows
+    assert [sizes for _, sizes, *_ in found._captured] == [((4, 1), (3,)), ((4, 1), (2,)), ((4, 1), (1,))]

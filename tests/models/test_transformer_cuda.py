@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from unmask.cache.kv import KVCache
+from unmask.models import fused
 from unmask.models.loading import load_model
 
 pytestmark = [
@@ -64,4 +65,22 @@ def test_a_pass_never_waits_for_the_device(folder: Path, never_waiting: Any, dty
     model.predict(tokens, lengths=lengths, at=block, attention_layers=range(2), shadow=shadow)
     model.predict(tokens, lengths=lengths, cache=cache)
     model.predict(tokens, lengths=lengths, cache=cache, queries=block, at=block)
-    model.predict(tokens, lengths=LENGTHS.pin_memory(), cache=cache, at=block)
+
+
+@pytest.mark.parametrize("options", [{"at": True}, {"states": True}, {}], ids=["chosen", "states", "all"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_nor_does_one_that_computes_no_padding(
+    folder: Path, never_waiting: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], cached: bool
+) -> None:
+    model, packed = load_model(folder, device="cuda", dtype="bfloat16").model, []
+    ragged = fused.ragged_attention
+    monkeypatch.setattr(fused, "ragged_attention", lambda *given: packed.append(given) or ragged(*given))
+    tokens, lengths = torch.zeros(3, 64, dtype=torch.long, device="cuda"), torch.tensor([64, 5, 9])
+    if "at" in options:
+        options = {"at": torch.arange(4, device="cuda").expand(3, -1)}
+    if cached:
+        options |= {"cache": KVCache.new(3, 64, "cuda")}
+    model.predict(tokens, lengths=lengths, **options)  # compiles, and makes the rotary table
+    never_waiting()
+    model.predict(tokens, lengths=lengths, **options)
+    assert packed

@@ -89,8 +89,9 @@ class Request:
         return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("prompt_tokens", "shortest_prompt", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
-        return {"policy": describe(self.policy)} | {name: getattr(self, name) for name in names}
+        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
+        own = {name: getattr(self, name) for name in names} | {"shortest_prompt": self.prompt_lengths[-1]}
+        return {"policy": describe(self.policy)} | own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

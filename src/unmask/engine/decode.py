@@ -52,9 +52,11 @@ def decode(
     try:
         while loop.live:
             yield from loop.step()
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        # What a pass left in the storage may be no numbers at all, and must not get into the next generation.
         loop.forward.close(usable=False)
-        _let_go(model, pool)
+        if isinstance(error, torch.OutOfMemoryError):
+            _let_go(model, pool)
         raise
     finally:
         loop.forward.close()

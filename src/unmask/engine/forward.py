@@ -44,6 +44,7 @@ class Forward:
         self.whole = "sequence_logits" in needs
         self.shadow = "shadow" in needs
         self.attention_layers = attention_layers
+        self._packs = packs(model) and not (self.shadow or attention_layers)
         self._guided, self._unguided, self._drift = None, None, None
         if settings.cache != "none":
             self._guided = self._cache(canvases)
@@ -100,23 +101,22 @@ class Forward:
     def _lengths(
         self, window: Window, tokens: Int[Tensor, "b n"], rows: list[int] | None = None
     ) -> Int[Tensor, " r"] | None:
-        """Of these rows (None: all); None when none of them is padded: kernels are faster then."""
+        """Of these rows (None: all) for a pass over whole canvases; None when none of them is padded."""
         canvases = window.canvases if rows is None else [window.canvases[row] for row in rows]
         found = [len(canvas.tokens) for canvas in canvases]
         if all(length == tokens.shape[1] for length in found):
             return None
-        if packs(self.model):
-            return torch.tensor(found, pin_memory=tokens.is_cuda)
+        if self._packs:
+            return torch.tensor(found)
         return window.length if rows is None else on_device(found, tokens.device)
 
     def _predict(
         self, window: Window, tokens: Int[Tensor, "b n"], cache: KVCache | None, *, guided: bool, refresh: bool
     ) -> tuple[Prediction, Bool[Tensor, " b"] | None]:
-        lengths = self._lengths(window, tokens)
         if cache is None:
             prediction = self.model.predict(
                 tokens,
-                lengths=lengths,
+                lengths=self._lengths(window, tokens),
                 at=None if self.whole else window.at,
                 attention_layers=self.attention_layers if guided else None,
                 shadow=window.at if self.shadow and guided else None,
@@ -128,7 +128,7 @@ class Forward:
         refreshing = [refresh and reuse.is_refresh(canvas, self.settings) for canvas in window.canvases]
         if all(refreshing) or not any(refreshing):
             queries = None if refreshing[0] else self._queries(window.canvases, window, refresh)
-            lengths = lengths if refreshing[0] else window.length
+            lengths = self._lengths(window, tokens) if refreshing[0] else window.length
             prediction = predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
             return prediction, self._drifted(drift, prediction, queries, window, tokens, None)
         # Everything that must be copied to the device is, before the first of the two calls keeps it busy.

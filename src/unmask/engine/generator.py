@@ -249,8 +249,8 @@ class Generator:
                 for _ in self._decode(canvases, replace(job, policy=chosen)):
                     pass
         if batch_size > 1:  # rows of different lengths have a kernel of their own, which one pass compiles
-            canvases = [self._open_canvas(prompt[:length], job) for length in (prompt_tokens, -(-prompt_tokens // 2))]
-            next(self._decode(canvases, job))
+            lengths = [prompt_tokens] + [1] * (batch_size - 1)
+            next(self._decode([self._open_canvas(prompt[:length], job) for length in lengths], job))
 
     def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):

@@ -78,8 +78,8 @@ class MaskedLM(Protocol):
     ) -> Prediction:
         """Logits for the positions `at` (default: all) of canvases padded on the right to a common length.
 
-        lengths: real length of each row; what lies behind is never seen. None: no padding. On the model's device, or
-                 on the host for a model that `packs`.
+        lengths: real length of each row; what lies behind is never seen. None: no padding. On the model's device, or,
+                 for passes over whole canvases by a model that `packs`, on the host.
         cache:   without `queries`, a full pass fills it; with `queries`, only those positions (contiguous in each row,
                  padded by repeating the last one) are recomputed, written over the cache, and see the whole canvas.
                  Then nobody changes `queries`, `lengths`, `at` and the cache's places in place while they are in use.
@@ -113,13 +113,21 @@ def prepares(model: MaskedLM) -> bool:
 
     It is, where one class defines both: whoever overrides `predict` alone wants to see every prediction.
     """
-    owner = next((kind for kind in type(model).__mro__ if "predict" in vars(kind)), None)
+    owner = _owner_of_predict(model)
     return owner is not None and "prepare" in vars(owner)
 
 
+def _owner_of_predict(model: MaskedLM) -> type | None:
+    return next((kind for kind in type(model).__mro__ if "predict" in vars(kind)), None)
+
+
 def packs(model: MaskedLM) -> bool:
-    """Whether a pass over whole canvases computes no padding where the lengths are on the host."""
-    return getattr(model, "packs", False)
+    """Whether a pass over whole canvases computes no padding where the lengths are on the host.
+
+    It does, where the class that defines `predict` says so: another `predict` may want the lengths where the model is.
+    """
+    owner = _owner_of_predict(model)
+    return owner is not None and vars(owner).get("packs", False)
 
 
 def tells_states(model: MaskedLM) -> bool:

@@ -280,7 +280,9 @@ def ragged_attention(
     count, _, heads = qkv.shape
     d = heads // (n_heads + 2 * n_kv_heads)
     out = qkv.new_empty(count, 1, n_heads * d)
-    rows, keys, stages = (64, 64, 3) if qkv.dtype in _HALF else (16, 32, 2)  # in float32 operands live in registers
+    rows, keys, stages = (64, 64, 3) if d <= 128 else (64, 32, 2)
+    if qkv.dtype == torch.float32:  # operands live in registers
+        rows, keys, stages = 16, 32, 2
     if out.numel():
         with torch.cuda.device_of(qkv):
             _kernels().attend_rows[(-(-longest // rows) * n_heads, lengths.shape[0])](

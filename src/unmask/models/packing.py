@@ -13,6 +13,34 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+# With kernels, positions come in such steps; a tile of a product has as many.
+_POSITIONS = 128
+# Without, the share of the positions above which padding costs less than to do without it.
+_WORTH = 0.75
+
+
+def known_lengths(
+    lengths: Int[Tensor, " b"] | None, most: int, device: torch.device
+) -> tuple[Int[Tensor, " b"] | None, list[int] | None]:
+    """Lengths on the device, and as the host knows them, if it does without waiting; None, None if all are `most`."""
+    if lengths is None or lengths.device.type != "cpu":
+        return lengths, None
+    lengths = lengths.clamp(max=most)
+    sizes = lengths.tolist()
+    if sum(sizes) == most * len(sizes):
+        return None, None
+    cuda = device.type == "cuda"  # elsewhere a copy for which nobody waits may come too late
+    return (lengths.pin_memory() if cuda else lengths).to(device, non_blocking=cuda), sizes
+
+
+def is_worth_packing(positions: int, padded: int, *, kernels: bool) -> bool:
+    """Whether so many positions are done sooner than those of the batch with its padding."""
+    return positions > 0 and (rounded(positions) < padded if kernels else positions <= _WORTH * padded)
+
+
+def rounded(positions: int) -> int:
+    return -(-positions // _POSITIONS) * _POSITIONS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
@@ -43,5 +71,7 @@ class Packing:
         return out[:, :length]
 
     def places(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
-        """Where some positions of each row are; a row without positions has none, and gets another's."""
-        return (self.starts[:, None] + at).clamp(max=self.row.shape[0] - 1)
+        """Where some positions of each row are; those behind its end are taken for its last one."""
+        inside = torch.minimum(at, (self.lengths[:, None] - 1).clamp(min=0))
+        # A row without positions has none, and gets another's.
+        return (self.starts[:, None] + inside).clamp(max=self.row.shape[0] - 1)

@@ -22,17 +22,17 @@ from unmask.models import fused, plain
 from unmask.models.base import ModelSpec, Prediction, check_request
 from unmask.models.graphed import Graphed
 from unmask.models.layers import Block, RMSNorm, TransformerShape
-from unmask.models.packing import Packing
+from unmask.models.packing import Packing, is_worth_packing, known_lengths, rounded
 from unmask.models.rotary import Rotary
 from unmask.models.steps import JointSteps, Steps
 from unmask.models.visibility import padding_mask, shadow_mask
 
 # Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
 _GRAPHED = 16_384
-# Positions of packed rows come in such steps, those of the longest row in these.
-_POSITIONS, _LENGTHS = 128, 256
-# Without kernels, a share of the positions above which padding costs less than to do without it.
-_WORTH_PACKING = 0.75
+# The same for packed rows, whose shapes seldom come again; it pays to launch them one by one sooner.
+_PACKED_GRAPHED = 2048
+# The lengths of the longest of them, in steps.
+_LENGTHS = 256
 # Positions whose logits a graph may keep: 260 MB of LLaDA's.
 _KEPT_LOGITS = 1024
 
@@ -158,13 +158,9 @@ class Transformer(Graphed):
             storage.allocate(**room, like=self.embedding.weight)
         layers, everything = None if storage is None else storage.layers, states or at is None
         places = None if cache is None else cache.places
-        # Lengths on the host: their sum is known, so that no padding need be computed.
-        sizes = lengths.tolist() if lengths is not None and lengths.device.type == "cpu" else None
-        if sizes is not None and min(sizes) >= tokens.shape[1]:
-            lengths, sizes = None, None
-        lengths = None if lengths is None else lengths.to(self.device, non_blocking=True)
+        lengths, sizes = known_lengths(lengths, tokens.shape[1], self.device)
         kept = None if everything else self._feeding(at, None, tokens.shape[1])
-        if sizes is not None and self._worth_packing(sum(sizes), tokens.numel()):
+        if sizes is not None and is_worth_packing(sum(sizes), tokens.numel(), kernels=self._fused):
             assert lengths is not None
             found = self._packed(tokens, lengths, sizes, storage, places, kept)
         else:
@@ -177,13 +173,10 @@ class Transformer(Graphed):
                 places, kept = here.get("places"), here.get("kept")
                 return (self._whole(tokens, None, seen, layers=layers, places=places, kept=kept)[0],)
 
-            (found,) = self._run_whole(storage, tokens.numel(), whole, tokens, *given.values(), kind=everything)
+            inputs = (tokens, *given.values())
+            (found,) = self._run_whole(storage, tokens.numel(), _GRAPHED, whole, *inputs, kind=everything)
         rows = self._feeding(at, None, tokens.shape[1]) if everything else None
         return Prediction(logits=self._head(_picked(found, rows)), states=found if everything else None)
-
-    def _worth_packing(self, positions: int, padded: int) -> bool:
-        """Whether so many positions are done sooner than those of a batch with its padding."""
-        return _rounded(positions) < padded if self._fused else positions <= _WORTH_PACKING * padded
 
     def _packed(
         self,
@@ -198,7 +191,7 @@ class Transformer(Graphed):
         fast, heads = self._fused, (self.shape.n_heads, self.shape.n_kv_heads)
         # Tables and grids for lengths in steps: what is captured serves them all.
         longest = -(-tokens.shape[1] // _LENGTHS) * _LENGTHS
-        packing = Packing.of(lengths, _rounded(sum(sizes)) if fast else sum(sizes))
+        packing = Packing.of(lengths, rounded(sum(sizes)) if fast else sum(sizes))
         given = {
             "slots": None if places is None else places[packing.row],
             "at": None if kept is None else packing.places(kept),
@@ -223,14 +216,21 @@ class Transformer(Graphed):
             return (self._run(tokens, mix, pick=pick),)
 
         inputs = (packing.packed(tokens), packing.position[:, None], packing.starts, lengths, *given.values())
-        (found,) = self._run_whole(storage, packing.row.shape[0], run, *inputs, kind=("packed", longest))
+        most = _PACKED_GRAPHED
+        (found,) = self._run_whole(storage, packing.row.shape[0], most, run, *inputs, kind=("packed", longest))
         return packing.unpacked(found, tokens.shape[1]) if kept is None else found
 
     def _run_whole(
-        self, storage: Storage | None, positions: int, run: Callable[..., tuple[Tensor]], *inputs: Tensor, kind: Any
+        self,
+        storage: Storage | None,
+        positions: int,
+        most: int,
+        run: Callable[..., tuple[Tensor]],
+        *inputs: Tensor,
+        kind: Any,
     ) -> tuple[Tensor, ...]:
-        """What a pass over so many positions gives, by a graph where launches would show."""
-        if positions <= _GRAPHED and self._fused:
+        """What a pass over so many positions gives, by a graph if there are not more than `most`."""
+        if positions <= most and self._fused:
             return self.graphs_of(storage).whole(run, *inputs, kind=kind)
         return run(*inputs)
 
@@ -392,10 +392,6 @@ class Transformer(Graphed):
 
     def _head(self, states: Float[Tensor, "b k w"]) -> Float[Tensor, "b k v"]:
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
-
-
-def _rounded(positions: int) -> int:
-    return -(-positions // _POSITIONS) * _POSITIONS
 
 
 def _picked(states: Float[Tensor, "b q w"], rows: Int[Tensor, "_b k"] | None) -> Float[Tensor, "b k w"]:
