@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unmask.cache.kv import KVCache
-from unmask.models import fused
+from unmask.models import fused, plain
 from unmask.models.loading import load_model
 
 pytestmark = [
@@ -69,12 +69,19 @@ def test_a_pass_never_waits_for_the_device(folder: Path, never_waiting: Any, dty
 
 @pytest.mark.parametrize("options", [{"at": True}, {"states": True}, {}], ids=["chosen", "states", "all"])
 @pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("heads", [2, 4], ids=["by kernels", "heads for which there are none"])
 def test_nor_does_one_that_computes_no_padding(
-    folder: Path, never_waiting: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], cached: bool
+    make_llada: Any,
+    never_waiting: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    cached: bool,
+    heads: int,
 ) -> None:
-    model, packed = load_model(folder, device="cuda", dtype="bfloat16").model, []
-    ragged = fused.ragged_attention
-    monkeypatch.setattr(fused, "ragged_attention", lambda *given: packed.append(given) or ragged(*given))
+    model = load_model(make_llada(n_heads=heads, n_kv_heads=heads), device="cuda", dtype="bfloat16").model
+    kind, packed = fused if heads == 2 else plain, []
+    ragged = kind.ragged_attention
+    monkeypatch.setattr(kind, "ragged_attention", lambda *given: packed.append(given) or ragged(*given))
     tokens, lengths = torch.zeros(3, 64, dtype=torch.long, device="cuda"), torch.tensor([64, 5, 9])
     if "at" in options:
         options = {"at": torch.arange(4, device="cuda").expand(3, -1)}

@@ -142,7 +142,7 @@ def test_steps_take_it_where_it_serves(monkeypatch):
     monkeypatch.setattr(wide, "gated", lambda normed, weight: taken.append(weight) or normed)
     Steps(fused).gated(linear, x)
     assert taken[0] is linear.weight
-    Steps(fused).gated(linear, x[:, :511])
+    Steps(fused).gated(linear, x[:, :255])
     monkeypatch.setenv("UNMASK_KERNELS", "0")
     assert not wide.serves(x, linear.weight)
     assert len(taken) == 1
