@@ -86,7 +86,7 @@ def test_nor_does_one_that_computes_no_padding(
     if "at" in options:
         options = {"at": torch.arange(4, device="cuda").expand(3, -1)}
     if cached:
-        options |= {"cache": KVCache.new(3, 64, "cuda")}
+        options = options | {"cache": KVCache.new(3, 64, "cuda")}
     model.predict(tokens, lengths=lengths, **options)  # compiles, and makes the rotary table
     never_waiting()
     model.predict(tokens, lengths=lengths, **options)
