@@ -21,7 +21,7 @@ def test_lengths_are_known_where_they_are_on_the_host_and_some_row_is_shorter():
     assert known_lengths(elsewhere, 5, elsewhere.device) == (elsewhere, None)
 
 
-@pytest.mark.parametrize(("positions", "padded"), [(0, 100), (76, 100), (129, 256), (1100, 1200), (1200, 1200)])
+@pytest.mark.parametrize(("positions", "padded"), [(0, 100), (91, 100), (129, 256), (1100, 1200), (1200, 1200)])
 def test_what_is_worth_packing(positions, padded):
     assert is_worth_packing(positions, padded, kernels=False) == (positions == 129)
     assert is_worth_packing(positions, padded, kernels=True) == (positions == 1100)
