@@ -123,6 +123,38 @@ def turn_heads(
         tl.store(values + into + D // 2, x_high, mask=is_value)
 
 
+@triton.jit
+@no_type_check
+def _found(
+    query, keys, values, first, last, length, scale,
+    D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """What ROWS queries find among the keys from `first` to before `last`, of which those below `length` are seen.
+
+    Gives the largest score, the sum of the weights and the values mixed by them, all in float32. Positions are STRIDE
+    numbers apart.
+    """
+    features = tl.arange(0, D)
+    best = tl.full([ROWS], -float("inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    mixture = tl.zeros([ROWS, D], dtype=tl.float32)
+    for begin in range(first, last, KEYS):
+        position = begin + tl.arange(0, KEYS)
+        at = position[:, None] * STRIDE + features[None, :]
+        seen = position < length
+        key = tl.load(keys + at, mask=seen[:, None], other=0.0)
+        value = tl.load(values + at, mask=seen[:, None], other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        score = tl.where(seen[None, :], score, -float("inf"))
+        better = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp2(score - better[:, None])
+        fade = tl.exp2(best - better)
+        total = total * fade + tl.sum(weight, axis=1)
+        mixture = tl.dot(weight.to(value.dtype), value, mixture * fade[:, None], input_precision="ieee")
+        best = better
+    return best, total, mixture
+
+
 @triton.jit(do_not_specialize=["q", "capacity", "split_size"])
 @no_type_check
 def attend_split(
@@ -151,23 +183,10 @@ def attend_split(
     if (split * split_size < length) | (split == 0):
         keys += first
         values += first
-        best = tl.full([ROWS], -float("inf"), dtype=tl.float32)
-        total = tl.zeros([ROWS], dtype=tl.float32)
-        mixture = tl.zeros([ROWS, D], dtype=tl.float32)
-        for begin in range(split * split_size, tl.minimum((split + 1) * split_size, length), KEYS):
-            position = begin + tl.arange(0, KEYS)
-            at = position[:, None] * D + features[None, :]
-            seen = position < length
-            key = tl.load(keys + at, mask=seen[:, None], other=0.0)
-            value = tl.load(values + at, mask=seen[:, None], other=0.0)
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            score = tl.where(seen[None, :], score, -float("inf"))
-            better = tl.maximum(best, tl.max(score, axis=1))
-            weight = tl.exp2(score - better[:, None])
-            fade = tl.exp2(best - better)
-            total = total * fade + tl.sum(weight, axis=1)
-            mixture = tl.dot(weight.to(value.dtype), value, mixture * fade[:, None], input_precision="ieee")
-            best = better
+        last = tl.minimum((split + 1) * split_size, length)
+        best, total, mixture = _found(
+            query, keys, values, split * split_size, last, length, scale, D, ROWS, KEYS, D
+        )  # fmt: skip
         number = token * H + head
         if length <= split_size:
             result = tl.div_rn(mixture, tl.where(total == 0.0, 1.0, total)[:, None])
@@ -203,23 +222,7 @@ def attend_rows(
         there = (asking < length)[:, None]
         query = tl.load(qkv + asking[:, None] * width + head * D + features[None, :], mask=there, other=0.0)
         keys = qkv + (H + head // (H // G)) * D
-        best = tl.full([ROWS], -float("inf"), dtype=tl.float32)
-        total = tl.zeros([ROWS], dtype=tl.float32)
-        mixture = tl.zeros([ROWS, D], dtype=tl.float32)
-        for begin in range(0, length, KEYS):
-            position = begin + tl.arange(0, KEYS)
-            at = position[:, None] * width + features[None, :]
-            seen = position < length
-            key = tl.load(keys + at, mask=seen[:, None], other=0.0)
-            value = tl.load(keys + G * D + at, mask=seen[:, None], other=0.0)
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            score = tl.where(seen[None, :], score, -float("inf"))
-            better = tl.maximum(best, tl.max(score, axis=1))
-            weight = tl.exp2(score - better[:, None])
-            fade = tl.exp2(best - better)
-            total = total * fade + tl.sum(weight, axis=1)
-            mixture = tl.dot(weight.to(value.dtype), value, mixture * fade[:, None], input_precision="ieee")
-            best = better
+        _, total, mixture = _found(query, keys, keys + G * D, 0, length, length, scale, D, ROWS, KEYS, width)
         result = tl.div_rn(mixture, total[:, None]).to(out.dtype.element_ty)
         tl.store(out + ((start + asking)[:, None] * H + head) * D + features[None, :], result, mask=there)
 
