@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from unmask.bench.roofline import Call
 from unmask.models.base import MaskedLM, ModelSpec, Prediction
 
 SPEC = ModelSpec(
@@ -40,6 +41,11 @@ class Scripted:
             attention=torch.eye(tokens.shape[1]).repeat(len(tokens), 1, 1),
             shadow_logits=None if shadow is None else pick(shadow),
         )
+
+
+def call_of(*, rows: int, positions: int, keys: int, predicted: int) -> Call:
+    """A call of the model with rows that are all the same."""
+    return Call(positions=(positions,) * rows, keys=(keys,) * rows, predicted=predicted)
 
 
 class Watched:

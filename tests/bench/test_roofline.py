@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from doubles import call_of
 
 from unmask.bench.measure import lasting_ms
-from unmask.bench.roofline import Call, Ceilings, floor, measure_ceilings, operations
+from unmask.bench.roofline import Ceilings, floor, measure_ceilings, operations
 from unmask.bench.subject import PUBLISHED
 from unmask.models.config import Config
 from unmask.models.foreign import family_of
@@ -36,7 +37,7 @@ def published(name: str) -> TransformerShape:
 
 def floor_ms(shape, prompt, *, positions=None, predicted=32, batch=1):
     keys = prompt + 256
-    call = Call.alike(rows=batch, positions=positions or keys, keys=keys, predicted=predicted)
+    call = call_of(rows=batch, positions=positions or keys, keys=keys, predicted=predicted)
     return 1000 * floor(shape, [call], BF16, GPU).seconds
 
 
@@ -54,7 +55,7 @@ def test_the_published_shapes_have_the_published_number_of_parameters(name, bill
 
 def test_every_operation_moves_its_weights_inputs_and_outputs_once():
     found = {
-        item.name: item for item in operations(SMALL, Call.alike(rows=2, positions=5, keys=7, predicted=3), itemsize=4)
+        item.name: item for item in operations(SMALL, call_of(rows=2, positions=5, keys=7, predicted=3), itemsize=4)
     }
     # 10 tokens; queries 8 wide, keys and values 8 together
     assert found["queries, keys and values"].n_bytes == 3 * 4 * (8 * 16 + 10 * (8 + 16))
@@ -71,7 +72,7 @@ def test_every_operation_moves_its_weights_inputs_and_outputs_once():
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_quantised_layers_read_a_byte_a_weight_and_a_scale_an_output(itemsize):
-    call = Call.alike(rows=2, positions=5, keys=7, predicted=3)
+    call = call_of(rows=2, positions=5, keys=7, predicted=3)
     plain, found = (
         {item.name: item for item in operations(SMALL, call, itemsize, quantized=quantized)}
         for quantized in (False, True)
@@ -86,7 +87,7 @@ def test_quantised_layers_read_a_byte_a_weight_and_a_scale_an_output(itemsize):
 
 def test_the_floor_of_a_quantised_block_of_llada_is_little_more_than_half():
     """By hand: 32 layers of 218,103,808 weights in bytes and 45,056 scales, the head's 517,996,544 in bfloat16."""
-    call = Call.alike(rows=1, positions=32, keys=512, predicted=32)
+    call = call_of(rows=1, positions=32, keys=512, predicted=32)
     plain = floor(published("llada-8b"), [call], BF16, GPU)
     found = floor(published("llada-8b"), [call], BF16, GPU, quantized=True)
     assert plain.n_bytes - found.n_bytes == 32 * (218_103_808 - 4 * 45_056)
@@ -95,7 +96,7 @@ def test_the_floor_of_a_quantised_block_of_llada_is_little_more_than_half():
 
 
 def test_a_floor_is_the_sum_of_the_slower_of_bytes_and_arithmetic():
-    call = Call.alike(rows=1, positions=4, keys=4, predicted=4)
+    call = call_of(rows=1, positions=4, keys=4, predicted=4)
     found = operations(SMALL, call, itemsize=1)
     n_bytes, flops = sum(item.n_bytes for item in found), sum(item.flops for item in found)
     slow_memory = floor(SMALL, [call], 1, Ceilings(bytes_per_s=1.0, flops_per_s=1e9))
@@ -128,7 +129,7 @@ def test_batches_cost_little_until_arithmetic_takes_over():
     one, four, eight = (floor_ms(llada, 1024, positions=32, batch=batch) for batch in (1, 4, 8))
     assert (one, four) == (pytest.approx(3.7, abs=0.06), pytest.approx(4.2, abs=0.06))
     assert 1000 * 8 * 4.7 / eight == pytest.approx(6200, rel=0.02)
-    small, large = (Call.alike(rows=rows, positions=32, keys=1280, predicted=32) for rows in (1, 8))
+    small, large = (call_of(rows=rows, positions=32, keys=1280, predicted=32) for rows in (1, 8))
     assert floor(llada, [small], BF16, GPU).bound_by == "memory"
     assert floor(llada, [large], BF16, GPU).bound_by == "arithmetic"
 

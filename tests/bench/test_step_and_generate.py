@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from doubles import tiny_config
+from doubles import call_of, tiny_config
 
 import unmask
 from unmask.bench.generate import bench_generate
@@ -44,7 +44,7 @@ def test_steps_of_every_kind_are_measured_in_the_second_block(model):
     for timing in timings:
         assert 0 < timing.low_ms <= timing.ms <= timing.high_ms
         assert min(timing.model_ms, timing.policy_ms, timing.rest_ms) > 0
-        call = Call.alike(
+        call = call_of(
             rows=timing.request.batch,
             positions=timing.positions,
             keys=timing.request.prompt_tokens + 16,
@@ -59,7 +59,7 @@ def test_passes_are_also_compared_with_the_rate_that_a_device_keeps_up(model, ca
     lasting = replace(CEILINGS, lasting_flops_per_s=CEILINGS.flops_per_s / 4)
     workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",), repeats=1)
     (timing,) = bench_step(model, workload, ceilings=lasting)
-    call = Call.alike(rows=1, positions=28, keys=28, predicted=8)
+    call = call_of(rows=1, positions=28, keys=28, predicted=8)
     slower = replace(CEILINGS, flops_per_s=CEILINGS.flops_per_s / 4)
     assert timing.lasting_floor_ms == pytest.approx(1000 * floor(model.shape, [call], 4, slower).seconds)
     assert timing.lasting_floor_ms > timing.floor_ms
@@ -73,7 +73,7 @@ def test_passes_are_also_compared_with_the_rate_that_a_device_keeps_up(model, ca
 def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
     workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("dual",), max_tokens=24, block_size=8, repeats=1)
     (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
-    refresh, block, two = (Call.alike(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8, 16))
+    refresh, block, two = (call_of(rows=2, positions=positions, keys=36, predicted=8) for positions in (36, 8, 16))
     assert timing.forward_passes == 6
     assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block] * 3, 4, CEILINGS).seconds)
     (fewer,) = bench_generate(model, replace(workload, refreshes=("blocks:3",)), ceilings=CEILINGS)
@@ -130,7 +130,7 @@ def test_a_quantised_model_says_so_and_has_a_lower_floor(model, quantize):
         quantize,
         quantize,
     )
-    call = Call.alike(rows=1, positions=28, keys=28, predicted=8)
+    call = call_of(rows=1, positions=28, keys=28, predicted=8)
     least = floor(model.shape, [call], 4, CEILINGS, quantized=True).seconds
     assert whole.floor_s == pytest.approx(4 * least)
     assert step.floor_ms == pytest.approx(1000 * least)

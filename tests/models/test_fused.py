@@ -340,7 +340,7 @@ def test_a_row_without_keys_gets_zeros(kernels, longest):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("h", "g", "d"), [(2, 2, 16), (6, 2, 32)])
+@pytest.mark.parametrize(("h", "g", "d"), [(2, 2, 16), (6, 2, 32), (1, 1, 256)])
 def test_attention_within_rows_one_behind_the_other(kernels, dtype, h, g, d):
     lengths = [70, 0, 1, 64, 33]
     count = torch.tensor(lengths)

@@ -45,11 +45,6 @@ class Call:
     keys: tuple[int, ...]  # seen by each of them
     predicted: int  # positions of each row that go through the head
 
-    @classmethod
-    def alike(cls, *, rows: int, positions: int, keys: int, predicted: int) -> Call:
-        """Of rows that are all the same."""
-        return cls(positions=(positions,) * rows, keys=(keys,) * rows, predicted=predicted)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:

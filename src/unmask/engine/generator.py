@@ -24,9 +24,9 @@ from unmask.engine.likelihood import loglikelihood
 from unmask.engine.output import continued, filled
 from unmask.engine.request import Plan, plan, quantization_of
 from unmask.engine.text import TextStream
+from unmask.engine.warmup import rehearsed
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.base import LoadedModel
-from unmask.models.graphs import padded_rows
 from unmask.policies import Fixed, Policy, remasks
 from unmask.settings import Settings
 from unmask.trace.record import Trace
@@ -240,17 +240,13 @@ class Generator:
         self._check_length(prompt_tokens, job.max_tokens)
         if self.model.device.type != "cuda":
             return
-        prompt = [self.spec.eos_id] * prompt_tokens
-        # Largest first: smaller batches fit into its storage. Three passes a block, because passes are captured when
-        # they come for the second or third time; and whatever the policy itself compiles.
-        for rows in sorted({padded_rows(rows) for rows in range(1, batch_size + 1)}, reverse=True):
+        # Three passes a block, because passes are captured when they come for the second or third time; and whatever
+        # the policy itself compiles.
+        for lengths in rehearsed(prompt_tokens, batch_size):
             for chosen in (Fixed(passes=3), job.policy):
-                canvases = [self._open_canvas(prompt, job) for _ in range(min(rows, batch_size))]
+                canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in lengths]
                 for _ in self._decode(canvases, replace(job, policy=chosen)):
                     pass
-        if batch_size > 1:  # rows of different lengths have a kernel of their own, which one pass compiles
-            lengths = [prompt_tokens] + [1] * (batch_size - 1)
-            next(self._decode([self._open_canvas(prompt[:length], job) for length in lengths], job))
 
     def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):

@@ -104,3 +104,10 @@ def without_padding(
 ) -> Float[Tensor, "b n n"]:
     """Keys behind the end of a row have no weight already; queries there get none either."""
     return attention if visible is None else attention * visible[:, 0, 0, :, None]
+
+
+def picked(states: Float[Tensor, "b q w"], rows: Int[Tensor, "_b k"] | None) -> Float[Tensor, "b k w"]:
+    """Some of the states, by default all."""
+    if rows is None:
+        return states
+    return states.gather(1, rows[:, :, None].expand(states.shape[0], -1, states.shape[2]))

@@ -131,7 +131,7 @@ class Transformer(Graphed):
         states, attention = self._whole(tokens, positions, seen, watched=attention_layers or range(0))
         if attention is not None:
             attention = plain.without_padding(attention[:, :length, :length], visible)
-        mains = _picked(states[:, : states.shape[1] - shadows], self._feeding(at, None, length))
+        mains = plain.picked(states[:, : states.shape[1] - shadows], self._feeding(at, None, length))
         # One product with the head for both kinds of rows: its weights are by far the largest to read.
         logits = self._head(torch.cat([mains, states[:, -shadows:]], dim=1) if shadows else mains)
         main_logits, shadow_logits = logits.split([logits.shape[1] - shadows, shadows], dim=1)
@@ -164,8 +164,7 @@ class Transformer(Graphed):
             assert lengths is not None
             found = self._packed(tokens, lengths, sizes, storage, places, kept)
         else:
-            given = {"places": places, "lengths": lengths, "kept": kept}
-            given = {name: value for name, value in given.items() if value is not None}
+            given = _present(places=places, lengths=lengths, kept=kept)
 
             def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor]:
                 here = dict(zip(given, values, strict=True))
@@ -176,7 +175,7 @@ class Transformer(Graphed):
             inputs = (tokens, *given.values())
             (found,) = self._run_whole(storage, tokens.numel(), _GRAPHED, whole, *inputs, kind=everything)
         rows = self._feeding(at, None, tokens.shape[1]) if everything else None
-        return Prediction(logits=self._head(_picked(found, rows)), states=found if everything else None)
+        return Prediction(logits=self._head(plain.picked(found, rows)), states=found if everything else None)
 
     def _packed(
         self,
@@ -192,11 +191,8 @@ class Transformer(Graphed):
         # Tables and grids for lengths in steps: what is captured serves them all.
         longest = -(-tokens.shape[1] // _LENGTHS) * _LENGTHS
         packing = Packing.of(lengths, rounded(sum(sizes)) if fast else sum(sizes))
-        given = {
-            "slots": None if places is None else places[packing.row],
-            "at": None if kept is None else packing.places(kept),
-        }
-        given = {name: value for name, value in given.items() if value is not None}
+        slots = None if places is None else places[packing.row]
+        given = _present(slots=slots, at=None if kept is None else packing.places(kept))
         last = len(self.blocks) - 1
 
         def run(tokens: Tensor, position: Tensor, starts: Tensor, lengths: Tensor, *values: Tensor) -> tuple[Tensor]:
@@ -216,8 +212,8 @@ class Transformer(Graphed):
             return (self._run(tokens, mix, pick=pick),)
 
         inputs = (packing.packed(tokens), packing.position[:, None], packing.starts, lengths, *given.values())
-        most = _PACKED_GRAPHED
-        (found,) = self._run_whole(storage, packing.row.shape[0], most, run, *inputs, kind=("packed", longest))
+        count, kind = packing.row.shape[0], ("packed", longest)
+        (found,) = self._run_whole(storage, count, _PACKED_GRAPHED, run, *inputs, kind=kind)
         return packing.unpacked(found, tokens.shape[1]) if kept is None else found
 
     def _run_whole(
@@ -263,7 +259,7 @@ class Transformer(Graphed):
             # Watched layers attend in the same way: looking at a model must not change what it says.
             return plain.attend(queries, keys, values, seen)
 
-        states = self._run(tokens, mix, pick=None if kept is None else partial(_picked, rows=kept))
+        states = self._run(tokens, mix, pick=None if kept is None else partial(plain.picked, rows=kept))
         return states, torch.stack(maps).mean(0) if maps else None
 
     def _part_pass(
@@ -284,7 +280,7 @@ class Transformer(Graphed):
 
         def head(states: Tensor, positions: Tensor, at: Tensor | None) -> Tensor:
             at = positions if at is None else at
-            return self._head(_picked(states, self._feeding(at, positions, states.shape[1])))
+            return self._head(plain.picked(states, self._feeding(at, positions, states.shape[1])))
 
         if not self._fused:
             rows = slice(len(tokens)) if cache.in_order else cache.places
@@ -394,8 +390,5 @@ class Transformer(Graphed):
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
 
 
-def _picked(states: Float[Tensor, "b q w"], rows: Int[Tensor, "_b k"] | None) -> Float[Tensor, "b k w"]:
-    """Some of the states, by default all."""
-    if rows is None:
-        return states
-    return states.gather(1, rows[:, :, None].expand(states.shape[0], -1, states.shape[2]))
+def _present(**values: Tensor | None) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if value is not None}
