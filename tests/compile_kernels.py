@@ -94,8 +94,9 @@ def layer_kernels(dtype):
     for kind, tile, stages in ((dtype, {"ROWS": 64, "KEYS": 64}, 3), ("*fp32", {"ROWS": 16, "KEYS": 32}, 2)):
         read = dict.fromkeys(("qkv", "keys", "values", "out"), kind) | {"slots": "*i64", "capacity": "i32"}
         yield "attend_split", read | splits | {"scale": "fp32"}, tile | heads, 4, stages
-        rows = {"qkv": kind, "out": kind, "starts": "*i64", "lengths": "*i64", "n": "i32", "scale": "fp32"}
-        yield "attend_rows", rows, tile | heads, 4, stages
+        rows = dict.fromkeys(("starts", "lengths", "seen"), "*i64") | {"n": "i32", "scale": "fp32"}
+        for stored in (False, True):
+            yield "attend_rows", read | rows, tile | heads | {"STORED": stored}, 4, stages
     yield "merge_splits", splits | {"out": dtype, "splits": "i32"}, {"H": 28, "D": 128}, 1, 3
 
     factors = {"x": dtype, "weight": dtype, "m": "i32", "k": "i32"}

@@ -65,6 +65,15 @@ class Watched:
         return lambda: self.predict(tokens, **options)
 
 
+class WatchedPacking(Watched):
+    """One that is told on the host how long rows are, and how much of them to compute."""
+
+    packs = True
+
+    def predict(self, tokens, **options):
+        return super().predict(tokens, **options)
+
+
 def tiny_config(family: str, **changes) -> dict:
     """A config in the public format of the family, small enough to run in milliseconds."""
     if family == "llada":

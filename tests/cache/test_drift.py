@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from doubles import Watched, tiny_config
+from doubles import Watched, WatchedPacking, tiny_config
 
 from unmask import policies
 from unmask.bench.passes import MIXED, run_passes
@@ -201,8 +201,9 @@ def test_an_evaluation_counts_the_refreshes_of_every_item(tmp_path):
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_a_benchmark_foresees_the_size_of_every_call(family, cache):
-    model = Watched(random_model(tiny_config(family), std=1.0))
+@pytest.mark.parametrize("kind", [Watched, WatchedPacking])
+def test_a_benchmark_foresees_the_size_of_every_call(kind, family, cache):
+    model = kind(random_model(tiny_config(family), std=1.0))
     sizes = {"prompt_tokens": 10, "max_tokens": 24, "block_size": 8, "batch": 3}
     request = Request(policy=policies.get("threshold"), cache=cache, refresh="drift:0.15", **sizes)
     passes = list(run_passes(model, request, StoragePool(), clocked=False))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from doubles import Watched, tiny_config
+from doubles import Watched, WatchedPacking, tiny_config
 
 from unmask import policies
 from unmask.cache.kv import StoragePool
@@ -15,14 +15,7 @@ from unmask.models.random_weights import random_model
 from unmask.settings import Settings
 
 
-class Packing(Watched):
-    packs = True
-
-    def predict(self, tokens, **options):
-        return super().predict(tokens, **options)
-
-
-class Inheriting(Packing):
+class Inheriting(WatchedPacking):
     """Whoever has a `predict` of his own must say himself that it packs."""
 
     def predict(self, tokens, **options):
@@ -37,8 +30,8 @@ def canvases(*prompts):
     ("kind", "needs", "on_the_host"),
     [
         (lambda model: model, (), True),
-        (Packing, (), True),
-        (Packing, ("shadow",), False),  # computed with a mask, which needs them where the model is
+        (WatchedPacking, (), True),
+        (WatchedPacking, ("shadow",), False),  # computed with a mask, which needs them where the model is
         (Watched, (), False),
         (Inheriting, (), False),
     ],
@@ -54,6 +47,26 @@ def test_lengths_are_on_the_host_for_passes_that_compute_no_padding(kind, needs,
     assert forward._lengths(window, tokens, [2, 1]).tolist() == [25, 20]
     assert forward._lengths(window, tokens, [0]) is None
     assert forward._lengths(window, torch.zeros(3, 57, dtype=torch.long)).tolist() == [56, 20, 25]
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.5])
+@pytest.mark.parametrize("refresh", ["block", "blocks:2", "drift:0.1"])
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rows_that_refresh_and_rows_that_do_not_are_one_call_of_a_model_that_packs(family, cache, refresh, guidance):
+    settings = Settings(cache=cache, refresh=refresh, cfg_scale=guidance, temperature=0.5)
+    found = []
+    for kind in (WatchedPacking, Watched):
+        model, prompts = kind(random_model(tiny_config(family), std=1.0)), [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3] * 5]
+        rows = [Canvas.continuing(prompt, 24, mask_id=60, block_size=4) for prompt in prompts]
+        events = list(decode(model, rows, policies.get("threshold"), settings))
+        passes = max(event.step for event in events) + 1
+        found.append([(row.tokens, row.step_map) for row in rows])
+        steps = [{event.refreshed for event in events if event.step == step} for step in range(passes)]
+        assert {True, False} in steps  # or this tests nothing
+        calls = passes if kind is WatchedPacking else passes + steps.count({True, False})
+        assert len(model.computed) == calls * (2 if guidance else 1)
+    assert found[0] == found[1]
 
 
 def test_what_a_failed_generation_left_in_its_storage_does_not_get_into_the_next():

@@ -339,19 +339,6 @@ def test_a_row_without_keys_gets_zeros(kernels, longest):
     torch.testing.assert_close(found[1].double(), case.expected()[1], **EXACT)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("h", "g", "d"), [(2, 2, 16), (6, 2, 32), (1, 1, 256)])
-def test_attention_within_rows_one_behind_the_other(kernels, dtype, h, g, d):
-    lengths = [70, 0, 1, 64, 33]
-    count = torch.tensor(lengths)
-    qkv = draw(sum(lengths) + 5, 1, (h + 2 * g) * d, dtype=dtype)
-    qkv[sum(lengths) :] = torch.nan  # belongs to no row
-    found = kernels("ragged_attention", qkv, count.cumsum(0) - count, count, h, g, 80)
-    expected = plain.ragged_attention(qkv[: sum(lengths)].float(), [length for length in lengths if length], h, g)
-    tolerance = EXACT if dtype == torch.float32 else {"rtol": 0.0, "atol": 2e-3}
-    torch.testing.assert_close(found[: sum(lengths)].float(), expected, **tolerance)
-
-
 def test_what_is_not_contiguous_is_refused():
     case = Case(2, [4])
     qkv, keys, *rest = case.arguments()

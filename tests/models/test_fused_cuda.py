@@ -112,6 +112,28 @@ def test_attention_within_rows_one_behind_the_other(dtype, h, g, d, never_waitin
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("h", "g", "d"), [LLADA, DREAM, (10, 10, 32), (7, 1, 64)])
+def test_attention_of_rows_one_behind_the_other_to_a_store(dtype, h, g, d, never_waiting):
+    lengths = [700, 32, 1, 64, 33]
+    count, seen = torch.tensor(lengths, device="cuda"), torch.tensor([700, 1280, 5, 300, 1279], device="cuda")
+    qkv = draw(sum(lengths) + 66, 1, (h + 2 * g) * d, dtype=dtype)
+    qkv[sum(lengths) :] = torch.nan  # belongs to no row
+    keys, values = (draw(7, g, 1280, d, seed=seed, dtype=dtype) for seed in (1, 2))
+    places = torch.tensor([6, 0, 3, 2, 5], device="cuda")
+    for place, length in zip(places, seen, strict=True):
+        keys[place, :, length:] = values[place, :, length:] = torch.nan  # never read
+    visible = (torch.arange(1280, device="cuda") < seen[:, None])[:, None, None]
+    stored = (keys.double().nan_to_num(), values.double().nan_to_num(), places, visible)
+    expected = plain.ragged_attention(qkv[: sum(lengths)].double(), lengths, h, g, stored)
+    never_waiting()
+    starts = count.cumsum(0) - count
+    found = fused.ragged_attention(qkv, starts, count, h, g, 768, (keys, values, places, seen))[: sum(lengths)]
+    torch.cuda.set_sync_debug_mode("default")
+    tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
+
+
 # Width and feed-forward width.
 WIDTHS = {LLADA: (4096, 12_288), DREAM: (3584, 18_944), (7, 1, 64): (448, 1000), (3, 3, 16): (37, 51)}
 

@@ -1,9 +1,14 @@
-"""Rows one behind the other, and back."""
+"""Rows one behind the other, and back; passes over more of one row than of another."""
+
+from copy import deepcopy
 
 import pytest
 import torch
+from doubles import tiny_config
 
-from unmask.models.packing import Packing, is_worth_packing, known_lengths
+from unmask.cache.kv import KVCache
+from unmask.models.packing import Packing, is_worth_packing, known_lengths, known_spans
+from unmask.models.random_weights import random_model
 
 LENGTHS = torch.tensor([3, 1, 4])
 TOKENS = torch.tensor([[10, 11, 12, 0], [20, 0, 0, 0], [30, 31, 32, 33]])
@@ -19,6 +24,13 @@ def test_lengths_are_known_where_they_are_on_the_host_and_some_row_is_shorter():
     assert known_lengths(None, 5, CPU) == (None, None)
     elsewhere = torch.empty(2, dtype=torch.long, device="meta")
     assert known_lengths(elsewhere, 5, elsewhere.device) == (elsewhere, None)
+
+
+def test_spans_are_known_where_queries_are_on_the_host():
+    queries = torch.tensor([[4, 5, 6, 7], [2, 3, 3, 3], [9, 9, 9, 9]])
+    assert known_spans(queries) == [(4, 8), (2, 4), (9, 10)]
+    assert known_spans(queries.to("meta")) is None
+    assert known_spans(queries[:, :0]) is None
 
 
 @pytest.mark.parametrize(("positions", "padded"), [(0, 100), (91, 100), (129, 256), (1100, 1200), (1200, 1200)])
@@ -58,3 +70,63 @@ def test_rows_without_positions_change_nothing_for_the_others():
     assert packing.row.tolist() == [1, 1, 3]
     assert packing.position.tolist() == [0, 1, 0]
     assert packing.places(torch.tensor([[0], [0], [1], [0], [4]]))[:, 0].tolist() == [0, 0, 2, 2, 2]
+
+
+def test_positions_of_a_row_may_begin_anywhere():
+    packing = Packing.of(torch.tensor([2, 4, 1]), 9, first=torch.tensor([1, 0, 3]))
+    assert packing.position.tolist() == [1, 2, 0, 1, 2, 3, 3, -1, -1]
+    assert packing.column.tolist() == [0, 1, 0, 1, 2, 3, 0, -1, -1]
+    assert packing.packed(TOKENS)[:7, 0].tolist() == [11, 12, 20, 0, 0, 0, 33]
+    assert packing.places(torch.tensor([[2, 0], [3, 1], [3, 9]])).tolist() == [[1, 0], [5, 3], [6, 6]]
+    assert packing.columns(torch.tensor([[2, 0], [3, 1], [3, 9]])).tolist() == [[1, 0], [3, 1], [0, 0]]
+    values = 1.0 + torch.arange(9.0)[:, None, None]
+    assert packing.unpacked(values, 4)[..., 0].tolist() == [[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]]
+
+
+SPANS = [(0, 21), (6, 9), (4, 5), (2, 14)]
+ENDS = [21, 9, 21, 14]
+
+
+@pytest.mark.parametrize("lengths", [torch.tensor(ENDS), None], ids=["ragged", "equal"])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_pass_over_more_of_one_row_than_of_another_is_that_over_each_row_alone(family, lengths):
+    model, computed = random_model(tiny_config(family), std=0.4), []
+    model.blocks[0].down.register_forward_hook(lambda _module, _given, out: computed.append(out.shape[:-1].numel()))
+    generator = torch.Generator().manual_seed(0)
+    before, tokens = torch.randint(0, 60, (2, 4, 21), generator=generator)
+    cache = KVCache.new(6, 24).only(torch.tensor([4, 0, 5, 2]))
+    model.predict(before, lengths=lengths, cache=cache)
+    queries = torch.stack([torch.arange(first, first + 21).clamp(max=end - 1) for first, end in SPANS])
+    at = torch.stack([torch.tensor([end - 2, end - 1]).clamp(min=first) for first, end in SPANS])
+    computed.clear()
+    found, told = [], []
+    for wanted in (False, True):
+        own = deepcopy(cache)
+        told.append(model.predict(tokens, lengths=lengths, at=at, cache=own, queries=queries, states=wanted))
+        found.append(own.storage.layers)
+    assert computed == [sum(end - first for first, end in SPANS)] * 2
+    assert told[0].states is None
+    for row, (first, end) in enumerate(SPANS):
+        [place] = alone = cache.places[row : row + 1]
+        own, rows = deepcopy(cache).only(torch.tensor([row])), slice(row, row + 1)
+        assert torch.equal(own.places, alone)
+        length = None if lengths is None else lengths[rows]
+        expected = model.predict(
+            tokens[rows], lengths=length, at=at[rows], cache=own, queries=queries[rows, : end - first], states=True
+        )
+        for prediction, layers in zip(told, found, strict=True):
+            torch.testing.assert_close(prediction.logits[row], expected.logits[0], rtol=1e-4, atol=1e-5)
+            for kept, wanted in zip(layers, own.storage.layers, strict=True):
+                for kind in (0, 1):
+                    torch.testing.assert_close(kept[kind][place], wanted[kind][place], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(told[1].states[row, : end - first], expected.states[0], rtol=1e-4, atol=1e-5)
+
+
+def test_queries_of_one_size_are_not_packed():
+    model = random_model(tiny_config("llada"))
+    cache, tokens = KVCache.new(2, 12), torch.zeros(2, 12, dtype=torch.long)
+    model.predict(tokens, cache=cache)
+    seen = []
+    model.blocks[0].down.register_forward_hook(lambda _module, _given, out: seen.append(tuple(out.shape[:-1])))
+    model.predict(tokens, cache=cache, queries=torch.tensor([[1, 2], [3, 4]]), at=torch.tensor([[2], [4]]))
+    assert seen == [(2, 2)]

@@ -21,7 +21,7 @@ from unmask.engine.clock import Clock
 from unmask.engine.decode import decode
 from unmask.engine.request import quantization_of
 from unmask.errors import OutOfMemory
-from unmask.models.base import MaskedLM
+from unmask.models.base import MaskedLM, packs
 from unmask.models.transformer import Transformer
 from unmask.settings import Settings
 from unmask.types import StepEvent
@@ -38,7 +38,7 @@ class Pass:
     kind: str
     blocks: frozenset[int]  # in which the rows are; one when they go in step
     ahead: int  # the earliest block that is not complete after it
-    calls: tuple[Call, ...]  # of the model: two when some rows refresh and others do not
+    calls: tuple[Call, ...]  # of the model: two when some rows refresh and others do not, and it does not pack them
     seconds: float
     model_s: float = 0.0
     policy_s: float = 0.0
@@ -68,7 +68,7 @@ def run_passes(model: MaskedLM, request: Request, pool: StoragePool, *, clocked:
     ended = now(model.device)
     while live := [canvas for canvas in canvases if not canvas.finished]:
         blocks = frozenset(canvas.block_index for canvas in live)
-        kind, calls = _size_of(live, request.settings, shifted=model.spec.shifted)
+        kind, calls = _size_of(live, request.settings, shifted=model.spec.shifted, at_once=packs(model))
         model_s, policy_s = sum(clock.model), sum(clock.policy)
         began = ended
         for _ in live:
@@ -105,22 +105,26 @@ def floor_of(model: MaskedLM, found: Pass, ceilings: Ceilings) -> Floor | None:
     return floor(model.shape, found.calls, model.dtype.itemsize, ceilings, quantized=quantized)
 
 
-def _size_of(live: list[Canvas], settings: Settings, *, shifted: bool) -> tuple[str, tuple[Call, ...]]:
+def _size_of(live: list[Canvas], settings: Settings, *, shifted: bool, at_once: bool) -> tuple[str, tuple[Call, ...]]:
     """What the next pass over these canvases asks of the model."""
     widest = max(end - start for start, end in (canvas.block for canvas in live))
-    partial = [canvas for canvas in live if not reuse.is_refresh(canvas, settings)]
-    whole = [canvas for canvas in live if reuse.is_refresh(canvas, settings)]
-    calls = []
-    if whole:
-        lengths = tuple(len(canvas.tokens) for canvas in whole)
-        calls.append(Call(positions=lengths, keys=lengths, predicted=widest))
-    if partial:
-        spans = [
-            reuse.recomputed_span(canvas, settings, shifted=shifted, begins=canvas.block_step == 0)
-            for canvas in partial
-        ]
-        positions = tuple(end - start for start, end in spans)
-        calls.append(Call(positions=positions, keys=tuple(len(canvas.tokens) for canvas in partial), predicted=widest))
-    if whole and partial:
-        return MIXED, tuple(calls)
-    return REFRESH if whole and settings.cache != "none" else KINDS[settings.cache], tuple(calls)
+    computed: dict[bool, list[int]] = {True: [], False: []}  # of rows that refresh, and of the others
+    seen: dict[bool, list[int]] = {True: [], False: []}
+    for canvas in live:
+        start, end = 0, len(canvas.tokens)
+        refreshes = reuse.is_refresh(canvas, settings)
+        if not refreshes:
+            begins = canvas.block_step == 0
+            start, end = reuse.recomputed_span(canvas, settings, shifted=shifted, begins=begins)
+        computed[refreshes].append(end - start)
+        seen[refreshes].append(len(canvas.tokens))
+    calls = [
+        Call(positions=tuple(computed[kind]), keys=tuple(seen[kind]), predicted=widest)
+        for kind in computed
+        if computed[kind]
+    ]
+    if len(calls) == 1:
+        return REFRESH if computed[True] and settings.cache != "none" else KINDS[settings.cache], tuple(calls)
+    first, second = calls
+    both = Call(positions=first.positions + second.positions, keys=first.keys + second.keys, predicted=widest)
+    return MIXED, (both,) if at_once else (first, second)

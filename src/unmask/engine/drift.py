@@ -30,7 +30,7 @@ class Drift:
             self._states = states.clone()  # the next pass may compute where they lie
         else:
             assert self._states is not None  # the first refresh is of all rows
-            self._states[rows] = states
+            self._states[rows, : states.shape[1]] = states  # no longer than the longest of these rows
         return states.new_zeros(states.shape[0], dtype=torch.bool)
 
     def exceeded(

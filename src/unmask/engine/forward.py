@@ -1,7 +1,7 @@
 """One forward pass over the live rows of a batch: guidance, caches and the positions to predict.
 
-Rows may be in different blocks. A pass in which some rows refresh their cache and others do not is two calls of the
-model.
+Rows may be in different blocks. A pass in which some rows refresh their cache and others do not is two calls of a model
+that does not pack rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.cache.kv import KVCache, StoragePool
@@ -130,52 +130,72 @@ class Forward:
             queries = None if refreshing[0] else self._queries(window.canvases, window, refresh)
             lengths = self._lengths(window, tokens) if refreshing[0] else window.length
             prediction = predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
-            return prediction, self._drifted(drift, prediction, queries, window, tokens, None)
-        # Everything that must be copied to the device is, before the first of the two calls keeps it busy.
+            if drift is None:
+                return prediction, None
+            return prediction, self._drifted(drift, prediction.states, queries, window, tokens, None)
+        if self._packs and drift is None:
+            return self._predict_at_once(predict, window, tokens, cache, refreshing), None
+        # Everything that must be copied to the device is, before the model keeps it busy.
         chosen = [[row for row, flag in enumerate(refreshing) if flag is wanted] for wanted in (True, False)]
-        renewed, others = (on_device(rows, tokens.device) for rows in chosen)
-        renewed_lengths = self._lengths(window, tokens, chosen[0])
-        staying = [canvas for canvas, flag in zip(window.canvases, refreshing, strict=True) if not flag]
-        queries = self._queries(staying, window, refresh)
-
-        def part(
-            rows: Int[Tensor, " r"], lengths: Int[Tensor, " r"] | None, queries: Int[Tensor, "r q"] | None
-        ) -> tuple[Tensor, Tensor | None]:
-            prediction = predict(
-                tokens[rows],
-                lengths=lengths,
-                at=window.at[rows],
-                cache=cache.only(rows),
-                queries=queries,
-            )
-            return prediction.logits, self._drifted(drift, prediction, queries, window, tokens, rows)
-
-        first, second = part(renewed, renewed_lengths, None), part(others, window.length[others], queries)
-        order = torch.cat([renewed, others]).argsort()
-        prediction = Prediction(logits=torch.cat([first[0], second[0]])[order])
-        if first[1] is None or second[1] is None:
+        parts = [on_device(rows, tokens.device) for rows in chosen]
+        order = torch.cat(parts).argsort()
+        queries = None, self._queries([window.canvases[row] for row in chosen[1]], window, refresh)
+        if self._packs:
+            prediction = self._predict_at_once(predict, window, tokens, cache, refreshing)
+            self._check_states(prediction.states is not None)
+            assert prediction.states is not None
+            states = [
+                prediction.states[rows, : None if asked is None else asked.shape[1]]
+                for rows, asked in zip(parts, queries, strict=True)
+            ]
+        else:
+            lengths = self._lengths(window, tokens, chosen[0]), window.length[parts[1]]
+            found = [
+                predict(tokens[rows], lengths=length, at=window.at[rows], cache=cache.only(rows), queries=asked)
+                for rows, length, asked in zip(parts, lengths, queries, strict=True)
+            ]
+            prediction = Prediction(logits=torch.cat([part.logits for part in found])[order])
+            states = [part.states for part in found]
+        if drift is None:
             return prediction, None
-        return prediction, torch.cat([first[1], second[1]])[order]
+        drifted = [
+            self._drifted(drift, part, asked, window, tokens, rows)
+            for rows, part, asked in zip(parts, states, queries, strict=True)
+        ]
+        return prediction, torch.cat(drifted)[order]
+
+    def _predict_at_once(
+        self,
+        predict: Callable[..., Prediction],
+        window: Window,
+        tokens: Int[Tensor, "b n"],
+        cache: KVCache,
+        refreshing: list[bool],
+    ) -> Prediction:
+        """Of rows some of which refresh, by a model that computes of each of them as much as it must."""
+        spans = self._spans(window.canvases, may_begin=True)
+        whole = [(0, len(canvas.tokens)) for canvas in window.canvases]
+        mixed = [all_of if flag else part for flag, all_of, part in zip(refreshing, whole, spans, strict=True)]
+        queries = span_positions(mixed, torch.device("cpu"))
+        return predict(tokens, lengths=window.length, at=window.at, cache=cache, queries=queries)
 
     def _drifted(
         self,
-        drift: Drift | None,
-        prediction: Prediction,
+        drift: Drift,
+        states: Float[Tensor, "r q w"] | None,
         queries: Int[Tensor, "r q"] | None,
         window: Window,
         tokens: Int[Tensor, "b n"],
         rows: Int[Tensor, " r"] | None,
-    ) -> Bool[Tensor, " r"] | None:
-        """Which of these rows (None: all) have drifted too far, as far as that matters."""
-        if drift is None:
-            return None
-        self._check_states(prediction.states is not None)
-        assert prediction.states is not None
+    ) -> Bool[Tensor, " r"]:
+        """Which of these rows (None: all), of which these states were computed, have drifted too far."""
+        self._check_states(states is not None)
+        assert states is not None
         if queries is None:
-            return drift.renew(prediction.states, rows)
+            return drift.renew(states, rows)
         masked = window.columns(tokens == self.model.spec.mask_id) & window.inside
         at, masked = (values if rows is None else values[rows] for values in (window.at, masked))
-        return drift.exceeded(prediction.states, queries, at, masked, rows)
+        return drift.exceeded(states, queries, at, masked, rows)
 
     def _check_states(self, told: bool) -> None:
         if not told:
@@ -184,9 +204,13 @@ class Forward:
 
     def _queries(self, canvases: list[Canvas], window: Window, may_begin: bool) -> Int[Tensor, "b q"]:
         """The positions to recompute; a shorter row repeats its last one, which writes what already stands there."""
+        spans = self._spans(canvases, may_begin=may_begin)
+        return window.at if spans == window.spans else span_positions(spans, window.at.device)
+
+    def _spans(self, canvases: list[Canvas], *, may_begin: bool) -> list[tuple[int, int]]:
+        """From where to where rows that do not refresh are recomputed."""
         settings, shifted = self.settings, self.model.spec.shifted
-        spans = [
+        return [
             reuse.recomputed_span(canvas, settings, shifted=shifted, begins=may_begin and canvas.block_step == 0)
             for canvas in canvases
         ]
-        return window.at if spans == window.spans else span_positions(spans, window.at.device)

@@ -82,7 +82,8 @@ class MaskedLM(Protocol):
                  for passes over whole canvases by a model that `packs`, on the host.
         cache:   without `queries`, a full pass fills it; with `queries`, only those positions (contiguous in each row,
                  padded by repeating the last one) are recomputed, written over the cache, and see the whole canvas.
-                 Then nobody changes `queries`, `lengths`, `at` and the cache's places in place while they are in use.
+                 A model that `packs` may be given them on the host, where rows differ in how many they have. Nobody
+                 changes `queries`, `lengths`, `at` and the cache's places in place while they are in use.
         attention_layers: layers whose attention, averaged over heads and layers, is wanted as well.
         shadow:  positions to predict a second time as if their own token were masked (see policies/wino.py).
         states:  the states before the head are wanted as well; the engine asks for them with refresh='drift:X' only.
@@ -122,9 +123,9 @@ def _owner_of_predict(model: MaskedLM) -> type | None:
 
 
 def packs(model: MaskedLM) -> bool:
-    """Whether a pass over whole canvases computes no padding where the lengths are on the host.
+    """Whether a pass computes no padding where the lengths of canvases, or the queries, are on the host.
 
-    It does, where the class that defines `predict` says so: another `predict` may want the lengths where the model is.
+    It does, where the class that defines `predict` says so: another `predict` may want them where the model is.
     """
     owner = _owner_of_predict(model)
     return owner is not None and vars(owner).get("packs", False)

@@ -270,28 +270,33 @@ def ragged_attention(
     n_heads: int,
     n_kv_heads: int,
     longest: int,
+    stored: tuple[*Store, Int[Tensor, " b"]] | None = None,
 ) -> Float[Tensor, "positions 1 queries"]:
     """Attention of the turned queries in `qkv`, each to the keys of its own row.
 
     Rows lie one behind the other, `lengths` positions from `starts` on, none of them longer than `longest`. What
-    belongs to no row is not filled in.
+    belongs to no row is not filled in. With `stored`, the keys of a row are in a store: as many, from the first on, as
+    is said for it last.
     """
-    _check_contiguous(qkv=qkv)
+    keys, values, slots, seen = (qkv, qkv, starts, lengths) if stored is None else stored
+    _check_contiguous(qkv=qkv, keys=keys, values=values)
     count, _, heads = qkv.shape
     d = heads // (n_heads + 2 * n_kv_heads)
     out = qkv.new_empty(count, 1, n_heads * d)
-    rows, keys, stages = (64, 64, 3) if d <= 128 else (64, 32, 2)
+    rows, at_a_time, stages = (64, 64, 3) if d <= 128 else (64, 32, 2)
     if qkv.dtype == torch.float32:  # operands live in registers
-        rows, keys, stages = 16, 32, 2
+        rows, at_a_time, stages = 16, 32, 2
     if out.numel():
         with torch.cuda.device_of(qkv):
             _kernels().attend_rows[(-(-longest // rows) * n_heads, lengths.shape[0])](
-                *(qkv, starts, lengths, out, longest, math.log2(math.e) / math.sqrt(d)),
+                *(qkv, starts, lengths, keys, values, slots, seen, out),
+                *(longest, 0 if stored is None else keys.shape[2], math.log2(math.e) / math.sqrt(d)),
                 H=n_heads,
                 G=n_kv_heads,
                 D=d,
                 ROWS=rows,
-                KEYS=keys,
+                KEYS=at_a_time,
+                STORED=stored is not None,
                 num_warps=4,
                 num_stages=stages,
             )

@@ -1,4 +1,4 @@
-"""Rows of different lengths one behind the other, so that a pass computes no padding.
+"""Some positions of each row, those of one row behind those of the other, so that a pass computes no padding.
 
 What belongs to a position is a row of its own there: tensors are (positions, 1, ...), with the first row of the batch
 first. Behind the last row there may be positions that belong to none: they round the number of positions up, since a
@@ -29,8 +29,20 @@ def known_lengths(
     sizes = lengths.tolist()
     if sum(sizes) == most * len(sizes):
         return None, None
-    cuda = device.type == "cuda"  # elsewhere a copy for which nobody waits may come too late
-    return (lengths.pin_memory() if cuda else lengths).to(device, non_blocking=cuda), sizes
+    return moved(lengths, device), sizes
+
+
+def known_spans(queries: Int[Tensor, "b q"]) -> list[tuple[int, int]] | None:
+    """From where to where the contiguous positions of each row are, if the host knows without waiting."""
+    if queries.device.type != "cpu" or not queries.numel():
+        return None
+    return [(first, last + 1) for first, last in queries[:, [0, -1]].tolist()]
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """What the host knows, on the device; the host does not wait until it is there."""
+    cuda = device.type == "cuda" and not values.is_cuda  # elsewhere a copy for which nobody waits may come too late
+    return (values.pin_memory() if cuda else values).to(device, non_blocking=cuda)
 
 
 def is_worth_packing(positions: int, padded: int, *, kernels: bool) -> bool:
@@ -48,18 +60,22 @@ class Packing:
 
     starts: Int[Tensor, " b"]
     lengths: Int[Tensor, " b"]
+    first: Int[Tensor, " b"] | None  # of each row's positions; None: 0
     row: Int[Tensor, " positions"]
+    column: Int[Tensor, " positions"]  # among its row's positions; -1: of no row
     position: Int[Tensor, " positions"]  # in its row; -1: of none
 
     @classmethod
-    def of(cls, lengths: Int[Tensor, " b"], positions: int) -> Packing:
-        """In so many positions, at least as many as the rows have."""
+    def of(cls, lengths: Int[Tensor, " b"], count: int, *, first: Int[Tensor, " b"] | None = None) -> Packing:
+        """So many positions of each row, in `count` places, which are enough for them."""
         ends = lengths.cumsum(0)
-        number = torch.arange(positions, device=lengths.device)
+        number = torch.arange(count, device=lengths.device)
         row = torch.searchsorted(ends, number, right=True).clamp(max=lengths.shape[0] - 1)
         starts = ends - lengths
-        position = torch.where(number < ends[-1], number - starts[row], -1)
-        return cls(starts=starts, lengths=lengths, row=row, position=position)
+        column = position = torch.where(number < ends[-1], number - starts[row], -1)
+        if first is not None:
+            position = torch.where(column < 0, -1, column + first[row])
+        return cls(starts=starts, lengths=lengths, first=first, row=row, column=column, position=position)
 
     def packed(self, values: Int[Tensor, "b n"]) -> Int[Tensor, "positions 1"]:
         return values[self.row, self.position][:, None]
@@ -67,11 +83,15 @@ class Packing:
     def unpacked(self, values: Float[Tensor, "positions 1 w"], length: int) -> Float[Tensor, "b n w"]:
         """Side by side, the padding filled with zeros."""
         out = values.new_zeros(self.lengths.shape[0], length + 1, values.shape[2])
-        out[self.row, self.position] = values[:, 0]  # those of no row into the column that is not returned
+        out[self.row, self.column] = values[:, 0]  # those of no row into the column that is not returned
         return out[:, :length]
 
+    def columns(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
+        """Which of its row's positions these are; those outside are taken for the first or the last one."""
+        column = at if self.first is None else (at - self.first[:, None]).clamp(min=0)
+        return torch.minimum(column, (self.lengths[:, None] - 1).clamp(min=0))
+
     def places(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
-        """Where some positions of each row are; those behind its end are taken for its last one."""
-        inside = torch.minimum(at, (self.lengths[:, None] - 1).clamp(min=0))
+        """Where some positions of each row are; those outside are taken for its first or last one."""
         # A row without positions has none, and gets another's.
-        return (self.starts[:, None] + inside).clamp(max=self.row.shape[0] - 1)
+        return (self.starts[:, None] + self.columns(at)).clamp(max=self.row.shape[0] - 1)

@@ -80,11 +80,22 @@ def attend(
 
 
 def ragged_attention(
-    qkv: Float[Tensor, "positions 1 heads"], lengths: list[int], n_heads: int, n_kv_heads: int
+    qkv: Float[Tensor, "positions 1 heads"],
+    lengths: list[int],
+    n_heads: int,
+    n_kv_heads: int,
+    stored: tuple[*Layer, Int[Tensor, " b"], Bool[Tensor, "b 1 1 n"] | None] | None = None,
 ) -> Float[Tensor, "positions 1 queries"]:
-    """`attend` in each of the rows that lie one behind the other."""
-    rows = qkv.transpose(0, 1).split(lengths, dim=1)
-    mixed = [attend(*split(row, n_heads, n_kv_heads), None).squeeze(0) for row in rows]
+    """`attend` in each of the rows that lie one behind the other, or to what a cache holds in their places."""
+    mixed = []
+    for number, row in enumerate(qkv.transpose(0, 1).split(lengths, dim=1)):
+        queries, keys, values = split(row, n_heads, n_kv_heads)
+        seen, own = None, slice(number, number + 1)
+        if stored is not None:
+            stored_keys, stored_values, places, visible = stored
+            keys, values = stored_keys[places[own]], stored_values[places[own]]
+            seen = None if visible is None else visible[own]
+        mixed.append(attend(queries, keys, values, seen).squeeze(0))
     return torch.cat(mixed).unsqueeze(1)  # contiguous: a product with anything else is slower
 
 

@@ -1,4 +1,4 @@
-"""The bidirectional transformer behind every family we run: RMSNorm, rotary positions, grouped heads, SwiGLU.
+"""The passes of a transformer: over whole canvases, over parts of them, and over parts of one size or another at once.
 
 Knows tensors and positions only; what a checkpoint calls its weights is said in the family's file, and which positions
 to compute is decided by the engine. Nothing here waits for the device.
@@ -6,25 +6,21 @@ to compute is decided by the engine. Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmask.cache.kv import KVCache, Layer, Storage
 from unmask.models import fused, plain
-from unmask.models.base import ModelSpec, Prediction, check_request
-from unmask.models.graphed import Graphed
-from unmask.models.layers import Block, RMSNorm, TransformerShape
-from unmask.models.packing import Packing, is_worth_packing, known_lengths, rounded
-from unmask.models.rotary import Rotary
-from unmask.models.steps import JointSteps, Steps
+from unmask.models.base import Prediction, check_request
+from unmask.models.packing import Packing, is_worth_packing, known_lengths, known_spans, moved, rounded
+from unmask.models.stack import Stack
 from unmask.models.visibility import padding_mask, shadow_mask
 
 # Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
@@ -37,28 +33,10 @@ _LENGTHS = 256
 _KEPT_LOGITS = 1024
 
 
-class Transformer(Graphed):
+class Transformer(Stack):
     """A MaskedLM (see base.py for what `predict` promises)."""
 
     packs = True
-
-    def __init__(self, shape: TransformerShape, spec: ModelSpec) -> None:
-        super().__init__()
-        self.shape = shape
-        self.spec = spec
-        self.embedding = nn.Embedding(shape.vocab_size, shape.width)
-        self.rotary = Rotary(shape.head_width, shape.rope_theta)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
-        self.norm = RMSNorm(shape.width, shape.norm_eps)
-        self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.weight.dtype
 
     def predict(
         self,
@@ -97,7 +75,16 @@ class Transformer(Graphed):
         """
         if queries is not None:
             assert cache is not None
-            ready = self._part_pass(tokens, queries, cache, lengths, None if at is queries else at)
+            spans = known_spans(queries)
+            if (
+                at is not None
+                and spans is not None
+                and self._is_worth_packing([end - first for first, end in spans], queries.numel())
+            ):
+                ready = partial(self._span_pass, tokens, spans, cache, lengths, at, states)
+            else:
+                at = None if at is queries else at
+                ready = self._part_pass(tokens, moved(queries, self.device), cache, lengths, at)
         else:
             ready = partial(self._whole_pass, tokens, cache, lengths, at, states)
 
@@ -160,9 +147,11 @@ class Transformer(Graphed):
         places = None if cache is None else cache.places
         lengths, sizes = known_lengths(lengths, tokens.shape[1], self.device)
         kept = None if everything else self._feeding(at, None, tokens.shape[1])
-        if sizes is not None and is_worth_packing(sum(sizes), tokens.numel(), kernels=self._fused):
+        if sizes is not None and self._is_worth_packing(sizes, tokens.numel()):
             assert lengths is not None
-            found = self._packed(tokens, lengths, sizes, storage, places, kept)
+            packing = Packing.of(lengths, self._places_for(sizes))
+            found = self._packed(tokens, packing, sizes, storage, places, kept)
+            found = packing.unpacked(found, tokens.shape[1]) if kept is None else found
         else:
             given = _present(places=places, lengths=lengths, kept=kept)
 
@@ -177,44 +166,88 @@ class Transformer(Graphed):
         rows = self._feeding(at, None, tokens.shape[1]) if everything else None
         return Prediction(logits=self._head(plain.picked(found, rows)), states=found if everything else None)
 
+    def _span_pass(
+        self,
+        tokens: Int[Tensor, "b n"],
+        spans: list[tuple[int, int]],
+        cache: KVCache,
+        lengths: Int[Tensor, " b"] | None,
+        at: Int[Tensor, "b k"],
+        states: bool,
+    ) -> Prediction:
+        """`_part_pass` where rows differ in how much of them is computed: from where to where, the host knows."""
+        sizes = [end - first for first, end in spans]
+        first, count = moved(torch.tensor([[first for first, _ in spans], sizes]), self.device)
+        packing = Packing.of(count, self._places_for(sizes), first=first)
+        length, rows = tokens.shape[1], self._feeding(at, None, tokens.shape[1])
+        assert rows is not None
+        lengths = torch.full_like(cache.places, length) if lengths is None else lengths
+        found = self._packed(tokens, packing, sizes, cache.storage, cache.places, None if states else rows, lengths)
+        if not states:
+            return Prediction(logits=self._head(found))
+        found = packing.unpacked(found, max(sizes))
+        return Prediction(logits=self._head(plain.picked(found, packing.columns(rows))), states=found)
+
     def _packed(
         self,
         tokens: Int[Tensor, "b n"],
-        lengths: Int[Tensor, " b"],
+        packing: Packing,
         sizes: list[int],
         storage: Storage | None,
         places: Int[Tensor, " b"] | None,
         kept: Int[Tensor, "b k"] | None,
-    ) -> Float[Tensor, "b k w"]:
-        """`_whole` of rows of these lengths, which the host knows as `sizes`, without their padding."""
+        seen: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b k w"] | Float[Tensor, "positions 1 w"]:
+        """States of the positions `kept`, or, still packed, of all; the host knows how many there are of each row.
+
+        They see each other, or, with `seen`, the first so many positions of their row, as the cache then has them.
+        """
         fast, heads = self._fused, (self.shape.n_heads, self.shape.n_kv_heads)
         # Tables and grids for lengths in steps: what is captured serves them all.
         longest = -(-tokens.shape[1] // _LENGTHS) * _LENGTHS
-        packing = Packing.of(lengths, rounded(sum(sizes)) if fast else sum(sizes))
-        slots = None if places is None else places[packing.row]
-        given = _present(slots=slots, at=None if kept is None else packing.places(kept))
-        last = len(self.blocks) - 1
+        given = _present(
+            slots=None if places is None else places[packing.row],
+            at=None if kept is None else packing.places(kept),
+            seen=seen,
+            places=None if seen is None else places,
+        )
+        length, last = tokens.shape[1], len(self.blocks) - 1
 
         def run(tokens: Tensor, position: Tensor, starts: Tensor, lengths: Tensor, *values: Tensor) -> tuple[Tensor]:
             here = dict(zip(given, values, strict=True))
             table = self.rotary(longest, device=self.device)
             pick = (lambda x: x[here["at"], 0]) if "at" in here else None
+            visible = None if fast else padding_mask(here.get("seen"), length, self.device)
+
+            def attend(qkv: Tensor, kept: Layer | None) -> Tensor:
+                cached = kept is not None and "seen" in here
+                if fast:
+                    stored = (*kept, here["places"], here["seen"]) if cached else None
+                    return fused.ragged_attention(qkv, starts, lengths, *heads, longest, stored)
+                if not cached:
+                    return plain.ragged_attention(qkv, sizes, *heads)
+                keys, values = kept
+                stored = (keys[:, :, :length], values[:, :, :length], here["places"], visible)
+                return plain.ragged_attention(qkv, sizes, *heads, stored)
 
             def mix(layer: int, project: Callable[..., Tensor]) -> Tensor:
-                store = None if storage is None else (*storage.layers[layer], here["slots"])
-                qkv = project(table, position, *heads, store)
-                if fast:
-                    mixed = fused.ragged_attention(qkv, starts, lengths, *heads, longest)
-                else:
-                    mixed = plain.ragged_attention(qkv, sizes, *heads)
+                kept = None if storage is None else storage.layers[layer]
+                qkv = project(table, position, *heads, None if kept is None else (*kept, here["slots"]))
+                mixed = attend(qkv, kept)
                 return pick(mixed) if pick is not None and layer == last else mixed
 
             return (self._run(tokens, mix, pick=pick),)
 
-        inputs = (packing.packed(tokens), packing.position[:, None], packing.starts, lengths, *given.values())
-        count, kind = packing.row.shape[0], ("packed", longest)
+        inputs = (packing.packed(tokens), packing.position[:, None], packing.starts, packing.lengths, *given.values())
+        count, kind = packing.row.shape[0], ("packed", longest, *given)
         (found,) = self._run_whole(storage, count, _PACKED_GRAPHED, run, *inputs, kind=kind)
-        return packing.unpacked(found, tokens.shape[1]) if kept is None else found
+        return found
+
+    def _is_worth_packing(self, sizes: list[int], padded: int) -> bool:
+        return is_worth_packing(sum(sizes), padded, kernels=self._fused)
+
+    def _places_for(self, sizes: list[int]) -> int:
+        return rounded(sum(sizes)) if self._fused else sum(sizes)
 
     def _run_whole(
         self,
@@ -336,46 +369,6 @@ class Transformer(Graphed):
 
         return self._run(tokens, mix, cached=True)
 
-    def _run(
-        self,
-        tokens: Int[Tensor, "b q"],
-        mix: Callable[[int, Callable[..., Tensor]], Tensor],
-        *,
-        cached: bool = False,
-        pick: Callable[[Tensor], Tensor] | None = None,
-    ) -> Float[Tensor, "_b k w"]:
-        """States after the last norm.
-
-        `mix` is given a layer and how to have its queries, keys and values (see steps.py), and gives what they attend
-        to. `cached`: it reads the keys and values from a cache. `pick`: in the last layer it gives that for some rows
-        only, since nobody looks at the others behind it; this picks them.
-        """
-        x, update = self.embedding(tokens), None
-        steps = self._steps(x, cached=cached)
-        for layer, block in enumerate(self._blocks()):
-            x, normed = steps.add_norm(x, update, block.attention_norm.weight, block.attention_norm.eps)
-            mixed = mix(layer, partial(steps.project, block.attention.qkv, normed))
-            x = pick(x) if pick is not None and layer == len(self.blocks) - 1 else x
-            update = steps.update(block.attention.out, mixed)
-            x, normed = steps.add_norm(x, update, block.mlp_norm.weight, block.mlp_norm.eps)
-            update = steps.update(block.down, steps.gated(block.gate_up, normed))
-        return steps.add_norm(x, update, self.norm.weight, self.norm.eps)[1]
-
-    def _steps(self, x: Float[Tensor, "b q w"], *, cached: bool) -> Steps | JointSteps:
-        if not self._fused:
-            return Steps(plain)
-        quantised = not isinstance(next(self._blocks()).attention.qkv, nn.Linear)
-        return JointSteps() if cached and fused.few(x) and not quantised else Steps(fused)
-
-    @property
-    def _fused(self) -> bool:
-        """Whether kernels run on this device, and with heads of this width."""
-        width = self.shape.head_width
-        return width >= 16 and width.bit_count() == 1 and fused.available(self.embedding.weight)
-
-    def _blocks(self) -> Iterator[Block]:
-        yield from self.blocks  # ty: ignore[invalid-yield]
-
     def _feeding(
         self, at: Int[Tensor, "b k"] | None, queries: Int[Tensor, "b q"] | None, length: int
     ) -> Int[Tensor, "_b k"] | None:
@@ -385,9 +378,6 @@ class Transformer(Graphed):
         at = torch.arange(length, device=self.device)[None] if at is None else at
         row = at if queries is None else at - queries[:, :1]
         return (row - 1 if self.spec.shifted else row).clamp(0, length - 1)
-
-    def _head(self, states: Float[Tensor, "b k w"]) -> Float[Tensor, "b k v"]:
-        return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
 
 
 def _present(**values: Tensor | None) -> dict[str, Tensor]:

@@ -198,16 +198,17 @@ def attend_split(
             tl.store(figures + number * 2 + 1, total, mask=asking < shared * q)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "capacity"])
 @no_type_check
 def attend_rows(
-    qkv, starts, lengths, out, n, scale,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    qkv, starts, lengths, keys, values, slots, seen, out, n, capacity, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
     """What ROWS queries of one head find among all keys of their row of the batch, KEYS keys at a time.
 
     Rows lie one behind the other: `lengths[i]` positions from `starts[i]` on, at most `n`. `qkv` (positions, H + 2 G
-    heads, D), `out` (positions, H, D). Grid (tiles of n queries * H, b), neighbours with the same keys.
+    heads, D), `out` (positions, H, D). Grid (tiles of n queries * H, b), neighbours with the same keys. STORED: the
+    keys are the first `seen[i]` of the place `slots[i]` in a store; a row without keys gets zeros.
     """
     width: tl.constexpr = (H + 2 * G) * D
     tiles = tl.cdiv(n, ROWS)
@@ -221,9 +222,17 @@ def attend_rows(
         asking = tile * ROWS + tl.arange(0, ROWS)
         there = (asking < length)[:, None]
         query = tl.load(qkv + asking[:, None] * width + head * D + features[None, :], mask=there, other=0.0)
-        keys = qkv + (H + head // (H // G)) * D
-        _, total, mixture = _found(query, keys, keys + G * D, 0, length, length, scale, D, ROWS, KEYS, width)
-        result = tl.div_rn(mixture, total[:, None]).to(out.dtype.element_ty)
+        key_head = head // (H // G)
+        if STORED:
+            first = (tl.load(slots + row) * G + key_head) * capacity * D
+            known = tl.minimum(tl.load(seen + row).to(tl.int32), capacity)
+            _, total, mixture = _found(
+                query, keys + first, values + first, 0, known, known, scale, D, ROWS, KEYS, D
+            )  # fmt: skip
+        else:
+            keys = qkv + (H + key_head) * D
+            _, total, mixture = _found(query, keys, keys + G * D, 0, length, length, scale, D, ROWS, KEYS, width)
+        result = tl.div_rn(mixture, tl.where(total == 0.0, 1.0, total)[:, None]).to(out.dtype.element_ty)
         tl.store(out + ((start + asking)[:, None] * H + head) * D + features[None, :], result, mask=there)
 
 
