@@ -10,7 +10,7 @@ from unmask.cache.kv import KVCache
 from unmask.models.packing import Packing, is_worth_packing, known_lengths, known_spans
 from unmask.models.random_weights import random_model
 
-LENGTHS = torch.tensor([3, 1, 4])
+SPANS = [(0, 3), (0, 1), (0, 4)]
 TOKENS = torch.tensor([[10, 11, 12, 0], [20, 0, 0, 0], [30, 31, 32, 33]])
 
 
@@ -40,7 +40,7 @@ def test_what_is_worth_packing(positions, padded):
 
 
 def test_positions_of_the_rows_follow_each_other():
-    packing = Packing.of(LENGTHS, 8)
+    packing = Packing.of(SPANS, 8, CPU)
     assert packing.packed(TOKENS)[:, 0].tolist() == [10, 11, 12, 20, 30, 31, 32, 33]
     assert packing.position.tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
     assert packing.row.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
@@ -48,16 +48,16 @@ def test_positions_of_the_rows_follow_each_other():
 
 
 def test_a_position_behind_the_end_of_a_row_never_belongs_to_another():
-    assert Packing.of(LENGTHS, 12).places(torch.tensor([[3], [2], [9]]))[:, 0].tolist() == [2, 3, 7]
+    assert Packing.of(SPANS, 12, CPU).places(torch.tensor([[3], [2], [9]]))[:, 0].tolist() == [2, 3, 7]
 
 
 def test_what_is_unpacked_has_zeros_for_padding():
     values = 1.0 + torch.arange(8.0)[:, None, None].expand(-1, 1, 2)
-    assert Packing.of(LENGTHS, 8).unpacked(values, 4)[..., 1].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0], [5, 6, 7, 8]]
+    assert Packing.of(SPANS, 8, CPU).unpacked(values, 4)[..., 1].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0], [5, 6, 7, 8]]
 
 
 def test_positions_that_round_up_belong_to_no_row():
-    packing = Packing.of(LENGTHS, 12)
+    packing = Packing.of(SPANS, 12, CPU)
     assert packing.position.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, -1, -1, -1, -1]
     assert packing.packed(TOKENS).shape == (12, 1)
     values = torch.full((12, 1, 1), torch.nan)
@@ -66,16 +66,16 @@ def test_positions_that_round_up_belong_to_no_row():
 
 
 def test_rows_without_positions_change_nothing_for_the_others():
-    packing = Packing.of(torch.tensor([0, 2, 0, 1, 0]), 3)
+    packing = Packing.of([(0, 0), (0, 2), (0, 0), (0, 1), (0, 0)], 3, CPU)
     assert packing.row.tolist() == [1, 1, 3]
     assert packing.position.tolist() == [0, 1, 0]
     assert packing.places(torch.tensor([[0], [0], [1], [0], [4]]))[:, 0].tolist() == [0, 0, 2, 2, 2]
 
 
 def test_positions_of_a_row_may_begin_anywhere():
-    packing = Packing.of(torch.tensor([2, 4, 1]), 9, first=torch.tensor([1, 0, 3]))
+    packing = Packing.of([(1, 3), (0, 4), (3, 4)], 9, CPU)
     assert packing.position.tolist() == [1, 2, 0, 1, 2, 3, 3, -1, -1]
-    assert packing.column.tolist() == [0, 1, 0, 1, 2, 3, 0, -1, -1]
+    assert packing.rows.tolist() == [[1, 0, 3], [2, 4, 1], [0, 2, 6]]
     assert packing.packed(TOKENS)[:7, 0].tolist() == [11, 12, 20, 0, 0, 0, 33]
     assert packing.places(torch.tensor([[2, 0], [3, 1], [3, 9]])).tolist() == [[1, 0], [5, 3], [6, 6]]
     assert packing.columns(torch.tensor([[2, 0], [3, 1], [3, 9]])).tolist() == [[1, 0], [3, 1], [0, 0]]
@@ -83,7 +83,7 @@ def test_positions_of_a_row_may_begin_anywhere():
     assert packing.unpacked(values, 4)[..., 0].tolist() == [[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]]
 
 
-SPANS = [(0, 21), (6, 9), (4, 5), (2, 14)]
+UNEVEN = [(0, 21), (6, 9), (4, 5), (2, 14)]
 ENDS = [21, 9, 21, 14]
 
 
@@ -96,17 +96,17 @@ def test_a_pass_over_more_of_one_row_than_of_another_is_that_over_each_row_alone
     before, tokens = torch.randint(0, 60, (2, 4, 21), generator=generator)
     cache = KVCache.new(6, 24).only(torch.tensor([4, 0, 5, 2]))
     model.predict(before, lengths=lengths, cache=cache)
-    queries = torch.stack([torch.arange(first, first + 21).clamp(max=end - 1) for first, end in SPANS])
-    at = torch.stack([torch.tensor([end - 2, end - 1]).clamp(min=first) for first, end in SPANS])
+    queries = torch.stack([torch.arange(first, first + 21).clamp(max=end - 1) for first, end in UNEVEN])
+    at = torch.stack([torch.tensor([end - 2, end - 1]).clamp(min=first) for first, end in UNEVEN])
     computed.clear()
     found, told = [], []
     for wanted in (False, True):
         own = deepcopy(cache)
         told.append(model.predict(tokens, lengths=lengths, at=at, cache=own, queries=queries, states=wanted))
         found.append(own.storage.layers)
-    assert computed == [sum(end - first for first, end in SPANS)] * 2
+    assert computed == [sum(end - first for first, end in UNEVEN)] * 2
     assert told[0].states is None
-    for row, (first, end) in enumerate(SPANS):
+    for row, (first, end) in enumerate(UNEVEN):
         [place] = alone = cache.places[row : row + 1]
         own, rows = deepcopy(cache).only(torch.tensor([row])), slice(row, row + 1)
         assert torch.equal(own.places, alone)

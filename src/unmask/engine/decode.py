@@ -23,9 +23,10 @@ from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
 from unmask.engine.settle import Case, outcome_of, settle
-from unmask.engine.window import Window, on_device
+from unmask.engine.window import Window
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM, Prediction
+from unmask.models.transfer import on_device
 from unmask.policies import Policy, is_pure, most_commits, name_of, needs_of, remasks
 from unmask.settings import Settings
 from unmask.types import Commit, Decision, StepEvent

@@ -19,9 +19,10 @@ from unmask.cache.kv import KVCache, StoragePool
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
 from unmask.engine.drift import Drift
-from unmask.engine.window import Window, on_device, span_positions
+from unmask.engine.window import Window, span_positions
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, Prediction, packs, prepares, tells_states
+from unmask.models.transfer import on_device
 from unmask.settings import Settings
 
 

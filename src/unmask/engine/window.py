@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask.engine.canvas import Canvas
+from unmask.models.transfer import on_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,23 +25,21 @@ class Window:
 
     @classmethod
     def over(cls, canvases: list[Canvas], device: torch.device) -> Window:
-        # One copy to the device, before the forward pass.
+        # By the host, and copied once: the device may have nothing to do until this is there.
         spans = [canvas.block for canvas in canvases]
-        facts = [
-            [start for start, _ in spans],
-            [end for _, end in spans],
-            [canvas.block_step for canvas in canvases],
-            [len(canvas.tokens) for canvas in canvases],
-        ]
-        start, end, step, length = on_device(facts, device)
         width = max(end - start for start, end in spans)
-        columns = start[:, None] + torch.arange(width, device=device)
-        last = end[:, None] - 1
+        bounds = torch.tensor(spans)
+        columns, last = bounds[:, :1] + torch.arange(width), bounds[:, 1:] - 1
+        steps, lengths = zip(*((canvas.block_step, len(canvas.tokens)) for canvas in canvases), strict=True)
+        facts = [torch.minimum(columns, last), columns <= last, torch.tensor(steps), torch.tensor(lengths)]
+        facts = on_device(torch.cat([fact.flatten().long() for fact in facts]), device)
+        rows, size = len(spans), columns.numel()
+        at, inside, step, length = facts.split([size, size, rows, rows])
         return cls(
             canvases=canvases,
             spans=spans,
-            at=torch.minimum(columns, last),
-            inside=columns <= last,
+            at=at.view(rows, width),
+            inside=inside.view(rows, width).bool(),
             step=step,
             length=length,
         )
@@ -66,10 +64,3 @@ def span_positions(spans: list[tuple[int, int]], device: torch.device) -> Int[Te
     bounds = on_device(spans, device)
     width = max(end - start for start, end in spans)
     return torch.minimum(bounds[:, :1] + torch.arange(width, device=device), bounds[:, 1:] - 1)
-
-
-def on_device(values: list[Any], device: torch.device) -> Tensor:
-    """A tensor of some numbers; the host does not wait until the device, which may be at work, has copied them."""
-    if device.type != "cuda":
-        return torch.tensor(values, device=device)
-    return torch.tensor(values, pin_memory=True).to(device, non_blocking=True)

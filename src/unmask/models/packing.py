@@ -8,10 +8,14 @@ shape that comes again can be replayed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from unmask.models.transfer import on_device
 
 # With kernels, positions come in such steps; a tile of a product has as many.
 _POSITIONS = 128
@@ -29,7 +33,7 @@ def known_lengths(
     sizes = lengths.tolist()
     if sum(sizes) == most * len(sizes):
         return None, None
-    return moved(lengths, device), sizes
+    return on_device(lengths, device), sizes
 
 
 def known_spans(queries: Int[Tensor, "b q"]) -> list[tuple[int, int]] | None:
@@ -37,12 +41,6 @@ def known_spans(queries: Int[Tensor, "b q"]) -> list[tuple[int, int]] | None:
     if queries.device.type != "cpu" or not queries.numel():
         return None
     return [(first, last + 1) for first, last in queries[:, [0, -1]].tolist()]
-
-
-def moved(values: Tensor, device: torch.device) -> Tensor:
-    """What the host knows, on the device; the host does not wait until it is there."""
-    cuda = device.type == "cuda" and not values.is_cuda  # elsewhere a copy for which nobody waits may come too late
-    return (values.pin_memory() if cuda else values).to(device, non_blocking=cuda)
 
 
 def is_worth_packing(positions: int, padded: int, *, kernels: bool) -> bool:
@@ -58,24 +56,30 @@ def rounded(positions: int) -> int:
 class Packing:
     """Where the positions of a padded batch are, and where they belong."""
 
-    starts: Int[Tensor, " b"]
-    lengths: Int[Tensor, " b"]
-    first: Int[Tensor, " b"] | None  # of each row's positions; None: 0
     row: Int[Tensor, " positions"]
-    column: Int[Tensor, " positions"]  # among its row's positions; -1: of no row
     position: Int[Tensor, " positions"]  # in its row; -1: of none
+    rows: Int[Tensor, "3 b"]  # the first position of each row, how many there are of it, and the place of the first
 
     @classmethod
-    def of(cls, lengths: Int[Tensor, " b"], count: int, *, first: Int[Tensor, " b"] | None = None) -> Packing:
-        """So many positions of each row, in `count` places, which are enough for them."""
-        ends = lengths.cumsum(0)
-        number = torch.arange(count, device=lengths.device)
-        row = torch.searchsorted(ends, number, right=True).clamp(max=lengths.shape[0] - 1)
-        starts = ends - lengths
-        column = position = torch.where(number < ends[-1], number - starts[row], -1)
-        if first is not None:
-            position = torch.where(column < 0, -1, column + first[row])
-        return cls(starts=starts, lengths=lengths, first=first, row=row, column=column, position=position)
+    def of(cls, spans: list[tuple[int, int]], count: int, device: torch.device) -> Packing:
+        """The positions of each row from one to before another, in `count` places, which are enough for them."""
+        # By the host, and copied once: the device has nothing to do until this is there.
+        sizes = [end - first for first, end in spans]
+        rows = torch.tensor([[first for first, _ in spans], sizes, list(accumulate(sizes, initial=0))[:-1]])
+        row = torch.arange(len(spans)).repeat_interleave(rows[1])
+        position = torch.arange(row.shape[0]) + (rows[0] - rows[2])[row]
+        left = (0, count - row.shape[0])
+        parts = F.pad(row, left, value=len(spans) - 1), F.pad(position, left, value=-1), rows.flatten()
+        row, position, rows = on_device(torch.cat(parts), device).split([count, count, rows.numel()])
+        return cls(row=row, position=position, rows=rows.view(3, -1))
+
+    @property
+    def lengths(self) -> Int[Tensor, " b"]:
+        return self.rows[1]
+
+    @property
+    def starts(self) -> Int[Tensor, " b"]:
+        return self.rows[2]
 
     def packed(self, values: Int[Tensor, "b n"]) -> Int[Tensor, "positions 1"]:
         return values[self.row, self.position][:, None]
@@ -83,12 +87,14 @@ class Packing:
     def unpacked(self, values: Float[Tensor, "positions 1 w"], length: int) -> Float[Tensor, "b n w"]:
         """Side by side, the padding filled with zeros."""
         out = values.new_zeros(self.lengths.shape[0], length + 1, values.shape[2])
-        out[self.row, self.column] = values[:, 0]  # those of no row into the column that is not returned
+        # Those of no row into the column that is not returned.
+        column = torch.where(self.position < 0, -1, self.position - self.rows[0, self.row])
+        out[self.row, column] = values[:, 0]
         return out[:, :length]
 
     def columns(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
         """Which of its row's positions these are; those outside are taken for the first or the last one."""
-        column = at if self.first is None else (at - self.first[:, None]).clamp(min=0)
+        column = (at - self.rows[0, :, None]).clamp(min=0)
         return torch.minimum(column, (self.lengths[:, None] - 1).clamp(min=0))
 
     def places(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:

@@ -19,8 +19,9 @@ from torch import Tensor
 from unmask.cache.kv import KVCache, Layer, Storage
 from unmask.models import fused, plain
 from unmask.models.base import Prediction, check_request
-from unmask.models.packing import Packing, is_worth_packing, known_lengths, known_spans, moved, rounded
+from unmask.models.packing import Packing, is_worth_packing, known_lengths, known_spans, rounded
 from unmask.models.stack import Stack
+from unmask.models.transfer import on_device
 from unmask.models.visibility import padding_mask, shadow_mask
 
 # Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
@@ -76,15 +77,11 @@ class Transformer(Stack):
         if queries is not None:
             assert cache is not None
             spans = known_spans(queries)
-            if (
-                at is not None
-                and spans is not None
-                and self._is_worth_packing([end - first for first, end in spans], queries.numel())
-            ):
+            if at is not None and spans is not None and self._is_worth_packing(spans, queries.numel()):
                 ready = partial(self._span_pass, tokens, spans, cache, lengths, at, states)
             else:
                 at = None if at is queries else at
-                ready = self._part_pass(tokens, moved(queries, self.device), cache, lengths, at)
+                ready = self._part_pass(tokens, on_device(queries, self.device), cache, lengths, at)
         else:
             ready = partial(self._whole_pass, tokens, cache, lengths, at, states)
 
@@ -147,11 +144,9 @@ class Transformer(Stack):
         places = None if cache is None else cache.places
         lengths, sizes = known_lengths(lengths, tokens.shape[1], self.device)
         kept = None if everything else self._feeding(at, None, tokens.shape[1])
-        if sizes is not None and self._is_worth_packing(sizes, tokens.numel()):
-            assert lengths is not None
-            packing = Packing.of(lengths, self._places_for(sizes))
-            found = self._packed(tokens, packing, sizes, storage, places, kept)
-            found = packing.unpacked(found, tokens.shape[1]) if kept is None else found
+        spans = None if sizes is None else [(0, size) for size in sizes]
+        if spans is not None and self._is_worth_packing(spans, tokens.numel()):
+            found = self._packed(tokens, spans, storage, places, kept)
         else:
             given = _present(places=places, lengths=lengths, kept=kept)
 
@@ -176,78 +171,72 @@ class Transformer(Stack):
         states: bool,
     ) -> Prediction:
         """`_part_pass` where rows differ in how much of them is computed: from where to where, the host knows."""
-        sizes = [end - first for first, end in spans]
-        first, count = moved(torch.tensor([[first for first, _ in spans], sizes]), self.device)
-        packing = Packing.of(count, self._places_for(sizes), first=first)
         length, rows = tokens.shape[1], self._feeding(at, None, tokens.shape[1])
         assert rows is not None
         lengths = torch.full_like(cache.places, length) if lengths is None else lengths
-        found = self._packed(tokens, packing, sizes, cache.storage, cache.places, None if states else rows, lengths)
+        found = self._packed(tokens, spans, cache.storage, cache.places, None if states else rows, seen=lengths)
         if not states:
             return Prediction(logits=self._head(found))
-        found = packing.unpacked(found, max(sizes))
-        return Prediction(logits=self._head(plain.picked(found, packing.columns(rows))), states=found)
+        starts = on_device([[first] for first, _ in spans], self.device)
+        columns = self._feeding(at, starts, found.shape[1])
+        return Prediction(logits=self._head(plain.picked(found, columns)), states=found)
 
     def _packed(
         self,
         tokens: Int[Tensor, "b n"],
-        packing: Packing,
-        sizes: list[int],
+        spans: list[tuple[int, int]],
         storage: Storage | None,
         places: Int[Tensor, " b"] | None,
         kept: Int[Tensor, "b k"] | None,
+        *,
         seen: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b k w"] | Float[Tensor, "positions 1 w"]:
-        """States of the positions `kept`, or, still packed, of all; the host knows how many there are of each row.
+    ) -> Float[Tensor, "b k w"]:
+        """States of the positions `kept`, or of the spans, padded, without computing what is padding.
 
-        They see each other, or, with `seen`, the first so many positions of their row, as the cache then has them.
+        Positions see their span, or, with `seen`, the first so many of their row, as the cache then has them.
         """
         fast, heads = self._fused, (self.shape.n_heads, self.shape.n_kv_heads)
-        # Tables and grids for lengths in steps: what is captured serves them all.
+        sizes = [end - first for first, end in spans]
+        # Places, tables and grids in steps: what is captured serves them all.
         longest = -(-tokens.shape[1] // _LENGTHS) * _LENGTHS
-        given = _present(
-            slots=None if places is None else places[packing.row],
-            at=None if kept is None else packing.places(kept),
-            seen=seen,
-            places=None if seen is None else places,
-        )
+        packing = Packing.of(spans, rounded(sum(sizes)) if fast else sum(sizes), self.device)
+        given = _present(places=places, kept=kept, seen=seen)
         length, last = tokens.shape[1], len(self.blocks) - 1
 
-        def run(tokens: Tensor, position: Tensor, starts: Tensor, lengths: Tensor, *values: Tensor) -> tuple[Tensor]:
-            here = dict(zip(given, values, strict=True))
+        def run(tokens: Tensor, row: Tensor, position: Tensor, rows: Tensor, *values: Tensor) -> tuple[Tensor]:
+            here, packing = dict(zip(given, values, strict=True)), Packing(row=row, position=position, rows=rows)
+            at = packing.places(here["kept"]) if "kept" in here else None
+            slots = here["places"][row] if "places" in here else None
+            pick = None if at is None else lambda x: x[at, 0]
             table = self.rotary(longest, device=self.device)
-            pick = (lambda x: x[here["at"], 0]) if "at" in here else None
             visible = None if fast else padding_mask(here.get("seen"), length, self.device)
 
-            def attend(qkv: Tensor, kept: Layer | None) -> Tensor:
-                cached = kept is not None and "seen" in here
+            def attend(qkv: Tensor, layer: Layer | None) -> Tensor:
+                cached = layer is not None and "seen" in here
                 if fast:
-                    stored = (*kept, here["places"], here["seen"]) if cached else None
-                    return fused.ragged_attention(qkv, starts, lengths, *heads, longest, stored)
+                    stored = (*layer, here["places"], here["seen"]) if cached else None
+                    return fused.ragged_attention(qkv, packing.starts, packing.lengths, *heads, longest, stored)
                 if not cached:
                     return plain.ragged_attention(qkv, sizes, *heads)
-                keys, values = kept
+                keys, values = layer
                 stored = (keys[:, :, :length], values[:, :, :length], here["places"], visible)
                 return plain.ragged_attention(qkv, sizes, *heads, stored)
 
             def mix(layer: int, project: Callable[..., Tensor]) -> Tensor:
                 kept = None if storage is None else storage.layers[layer]
-                qkv = project(table, position, *heads, None if kept is None else (*kept, here["slots"]))
+                qkv = project(table, position[:, None], *heads, None if kept is None else (*kept, slots))
                 mixed = attend(qkv, kept)
                 return pick(mixed) if pick is not None and layer == last else mixed
 
             return (self._run(tokens, mix, pick=pick),)
 
-        inputs = (packing.packed(tokens), packing.position[:, None], packing.starts, packing.lengths, *given.values())
+        inputs = (packing.packed(tokens), packing.row, packing.position, packing.rows, *given.values())
         count, kind = packing.row.shape[0], ("packed", longest, *given)
         (found,) = self._run_whole(storage, count, _PACKED_GRAPHED, run, *inputs, kind=kind)
-        return found
+        return packing.unpacked(found, length if seen is None else max(sizes)) if kept is None else found
 
-    def _is_worth_packing(self, sizes: list[int], padded: int) -> bool:
-        return is_worth_packing(sum(sizes), padded, kernels=self._fused)
-
-    def _places_for(self, sizes: list[int]) -> int:
-        return rounded(sum(sizes)) if self._fused else sum(sizes)
+    def _is_worth_packing(self, spans: list[tuple[int, int]], padded: int) -> bool:
+        return is_worth_packing(sum(end - first for first, end in spans), padded, kernels=self._fused)
 
     def _run_whole(
         self,

@@ -198,7 +198,11 @@ def attend_split(
             tl.store(figures + number * 2 + 1, total, mask=asking < shared * q)
 
 
-@triton.jit(do_not_specialize=["n", "capacity"])
+# Where these begin depends on how many rows there are, which must not be a reason to compile.
+_OF_ROWS = ["starts", "lengths", "slots", "seen"]
+
+
+@triton.jit(do_not_specialize=["n", "capacity"], do_not_specialize_on_alignment=_OF_ROWS)
 @no_type_check
 def attend_rows(
     qkv, starts, lengths, keys, values, slots, seen, out, n, capacity, scale,
