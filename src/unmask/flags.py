@@ -59,6 +59,10 @@ ShortestPrompt = Annotated[
     int | None,
     typer.Option(min=1, help="Spread the lengths of a batch's prompts evenly from this one. [default: all alike]"),
 ]
+Uneven = Annotated[
+    bool,
+    typer.Option("--uneven", help="Rows that commit one to seven positions a pass, each at its own pace."),
+]
 Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
 Cache = Annotated[
     list[str] | None, typer.Option(help="none, prefix or dual (may be repeated). [default: each of them]")

@@ -1,10 +1,12 @@
 """What is said about a pass is what the engine really did."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from doubles import Watched, tiny_config
 
-from unmask.bench.passes import run_passes, watched_runs
+from unmask.bench.passes import MIXED, run_passes, watched_runs
 from unmask.bench.workload import Request, Workload, default_policy
 from unmask.cache.kv import StoragePool
 from unmask.errors import UnmaskError
@@ -108,3 +110,20 @@ def test_a_request_that_does_not_fit_the_model_is_refused():
     model = random_model(tiny_config("llada"))
     with pytest.raises(UnmaskError, match="200 prompt tokens and 64 to generate are more than the 256 positions"):
         Workload(prompt_tokens=(10, 200), max_tokens=64).requests(model)
+
+
+def test_uneven_rows_go_at_their_own_pace_whatever_the_model():
+    sizes = {"prompt_tokens": (12, 2), "batches": (4,), "caches": ("dual",), "max_tokens": 24, "block_size": 8}
+    workload, found = Workload(**sizes, uneven=True), []
+    for std in (0.02, 0.4):
+        model = random_model(tiny_config("llada"), std=std)
+        first, second = workload.requests(model)
+        assert (first.prompt_lengths, second.prompt_lengths) == ([12, 11, 10, 9], [2, 2, 1, 1])
+        found.append([replace(one, seconds=0.0) for one in run_passes(model, first, StoragePool(), clocked=False)])
+    assert found[0] == found[1]
+    mixed = [one for one in found[0] if one.kind == MIXED]
+    assert mixed
+    assert all(len(one.calls) == 1 for one in mixed)  # the weights are read once
+    assert replace(workload, prompt_tokens=(12,), shortest_prompt=6).requests(model)[0].prompt_lengths == [12, 10, 8, 6]
+    with pytest.raises(UnmaskError, match="uneven rows have a policy of their own"):
+        replace(workload, policy=default_policy(8))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,10 @@ from unmask.engine.decode import check_compatible
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec
 from unmask.policies import Fixed, Policy, describe
+from unmask.policies.base import Base, best_scored
+from unmask.policies.scores import confidence
 from unmask.settings import CACHES, Settings
+from unmask.types import Decision, StepView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +111,13 @@ class Workload:
     repeats: int = 3
     seed: int = 0
     shortest_prompt: int | None = None
+    uneven: bool = False  # rows at paces of their own: see Uneven
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UnmaskError(f"repeats must be at least 1, got {self.repeats}")
+        if self.uneven and self.policy is not None:
+            raise UnmaskError("uneven rows have a policy of their own: leave out the other one")
         self._combinations()  # raises what is wrong before a model is opened for it
 
     def requests(self, model: MaskedLM) -> list[Request]:
@@ -121,10 +127,14 @@ class Workload:
             request.check(model)
         return found
 
+    def _shortest(self, prompt: int, batch: int) -> int | None:
+        """Uneven rows are at least one token apart, where there are as many lengths as rows."""
+        return max(1, prompt - batch + 1) if self.uneven and self.shortest_prompt is None else self.shortest_prompt
+
     def _combinations(self) -> list[Request]:
         return [
             Request(
-                policy=self.policy or default_policy(self.block_size),
+                policy=self.policy or (Uneven() if self.uneven else default_policy(self.block_size)),
                 prompt_tokens=prompt,
                 max_tokens=self.max_tokens,
                 block_size=self.block_size,
@@ -132,7 +142,7 @@ class Workload:
                 cache=cache,
                 refresh=refresh,
                 seed=self.seed,
-                shortest_prompt=self.shortest_prompt,
+                shortest_prompt=self._shortest(prompt, batch),
             )
             for prompt in self.prompt_tokens
             for batch in self.batches
@@ -144,3 +154,18 @@ class Workload:
 def default_policy(block_size: int) -> Policy:
     """Four positions a pass, however many the model is sure of: the same work for every code and every model."""
     return Fixed(passes=max(1, block_size // 4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven(Base):
+    """One to seven positions a pass, as it comes: rows whose blocks begin elsewhere are soon out of step.
+
+    So do rules that commit what a model is sure of, on real text; but here the passes are the same for every model.
+    """
+
+    pure: ClassVar[bool] = True
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        score = confidence(view)
+        count = 1 + (5 * view.start + 3 * view.step) % 7
+        return Decision(commit=best_scored(score, view.masked, count), score=score), None
