@@ -61,7 +61,7 @@ ShortestPrompt = Annotated[
 ]
 Uneven = Annotated[
     bool,
-    typer.Option("--uneven", help="Rows that commit one to seven positions a pass, each at its own pace."),
+    typer.Option("--uneven", help="Rows at paces of their own, and each one token shorter than the one before."),
 ]
 Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
 Cache = Annotated[

@@ -2,7 +2,6 @@ import asyncio
 import inspect
 import json
 import time
-import types
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -308,19 +307,6 @@ def test_the_time_of_a_batch_is_shared_by_the_rows_that_were_in_each_pass():
     assert (round(first.model_s), round(second.model_s)) == (2, 2)
     assert (round(first.policy_s), round(second.policy_s)) == (0, 2)
     assert round(first.rest_s) == round(second.rest_s) == 1
-
-
-def test_warming_up_decodes_every_batch_that_is_captured_and_one_of_different_lengths(monkeypatch):
-    llm, decoded = unmask.load("toy", device="cpu"), []
-    monkeypatch.setattr(llm.model, "device", types.SimpleNamespace(type="cuda"))
-    note = lambda canvases, job: decoded.append([len(row.tokens) - 8 for row in canvases]) or iter(())  # noqa: E731
-    monkeypatch.setattr(llm, "_decode", note)
-    llm.warmup(prompt_tokens=6, batch_size=5, max_tokens=8)
-    # each with three passes a block, and with the policy
-    assert decoded[::2] == decoded[1::2] == [[6] * 5, [6] * 4, [6] * 2, [6], [6, 1, 1, 1, 1]]
-    decoded.clear()
-    llm.warmup(prompt_tokens=6, max_tokens=8)
-    assert decoded == [[6], [6]]
 
 
 def test_warming_up_refuses_what_no_request_could_be_and_decodes_nothing_without_a_cuda_device(monkeypatch):

@@ -17,13 +17,10 @@ TOKENS = torch.tensor([[10, 11, 12, 0], [20, 0, 0, 0], [30, 31, 32, 33]])
 CPU = torch.device("cpu")
 
 
-def test_lengths_are_known_where_they_are_on_the_host_and_some_row_is_shorter():
-    lengths, sizes = known_lengths(torch.tensor([5, 2, 9]), 5, CPU)
-    assert lengths.tolist() == sizes == [5, 2, 5]
-    assert known_lengths(torch.tensor([5, 6]), 5, CPU) == (None, None)
-    assert known_lengths(None, 5, CPU) == (None, None)
-    elsewhere = torch.empty(2, dtype=torch.long, device="meta")
-    assert known_lengths(elsewhere, 5, elsewhere.device) == (elsewhere, None)
+def test_lengths_are_known_where_they_are_on_the_host():
+    assert known_lengths(torch.tensor([5, 2, 9]), 5) == [5, 2, 5]
+    assert known_lengths(None, 5) is None
+    assert known_lengths(torch.empty(2, dtype=torch.long, device="meta"), 5) is None
 
 
 def test_spans_are_known_where_queries_are_on_the_host():
@@ -130,3 +127,17 @@ def test_queries_of_one_size_are_not_packed():
     model.blocks[0].down.register_forward_hook(lambda _module, _given, out: seen.append(tuple(out.shape[:-1])))
     model.predict(tokens, cache=cache, queries=torch.tensor([[1, 2], [3, 4]]), at=torch.tensor([[2], [4]]))
     assert seen == [(2, 2)]
+
+
+def test_states_of_spans_are_as_wide_as_the_queries_and_positions_outside_a_span_are_taken_for_its_last():
+    model, cache = random_model(tiny_config("llada"), std=0.4), KVCache.new(3, 12)
+    tokens = torch.arange(36).view(3, 12)
+    model.predict(tokens, cache=cache)
+    queries = torch.tensor([[4, 5, 5, 5, 5, 5], [2, 2, 2, 2, 2, 2], [7, 8, 8, 8, 8, 8]])
+    outside = torch.tensor([[9, 0], [9, 0], [9, 0]])
+    given = {"at": outside, "cache": cache, "queries": queries}
+    without, told = (model.predict(tokens, **given, states=wanted) for wanted in (False, True))
+    torch.testing.assert_close(told.logits, without.logits)
+    assert told.states.shape == (3, 6, model.shape.width)
+    expected = model.predict(tokens, at=torch.tensor([[5, 4], [2, 2], [8, 7]])).logits
+    torch.testing.assert_close(without.logits, expected, rtol=1e-4, atol=1e-5)

@@ -94,16 +94,17 @@ def test_nor_does_one_that_computes_no_padding(
 
 
 @pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("rows", [2, 9], ids=["padded", "packed"])
 @pytest.mark.parametrize("heads", [2, 4], ids=["by kernels", "heads for which there are none"])
 def test_nor_does_one_over_more_of_one_row_than_of_another(
-    make_llada: Any, never_waiting: Any, states: bool, heads: int
+    make_llada: Any, never_waiting: Any, states: bool, rows: int, heads: int
 ) -> None:
     model = load_model(make_llada(n_heads=heads, n_kv_heads=heads), device="cuda", dtype="bfloat16").model
-    tokens, cache = torch.zeros(9, 64, dtype=torch.long, device="cuda"), KVCache.new(9, 64, "cuda")
+    tokens, cache = torch.zeros(rows, 64, dtype=torch.long, device="cuda"), KVCache.new(rows, 64, "cuda")
     model.predict(tokens, cache=cache)
-    block = torch.arange(8, 72).clamp(max=11)
-    queries = torch.stack([torch.arange(64), *[block] * 8])
-    options = {"lengths": torch.full((9,), 64, device="cuda"), "at": torch.full((9, 1), 9, device="cuda")}
+    block = torch.arange(64) if rows == 2 else torch.arange(8, 72).clamp(max=11)
+    queries = torch.stack([torch.arange(64), *[block] * (rows - 1)])
+    options = {"lengths": torch.full((rows,), 64, device="cuda"), "at": torch.full((rows, 1), 9, device="cuda")}
     model.predict(tokens, cache=cache, queries=queries, states=states, **options)  # compiles
     never_waiting()
     model.predict(tokens, cache=cache, queries=queries, states=states, **options)

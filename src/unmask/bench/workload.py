@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -16,10 +16,8 @@ from unmask.engine.decode import check_compatible
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec
 from unmask.policies import Fixed, Policy, describe
-from unmask.policies.base import Base, best_scored
-from unmask.policies.scores import confidence
+from unmask.policies.uneven import Uneven
 from unmask.settings import CACHES, Settings
-from unmask.types import Decision, StepView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ class Request:
 class Workload:
     """The requests of a measurement."""
 
-    policy: Policy | None = None  # default: see default_policy
+    policy: Policy | None = None  # default: see default_policy, or Uneven
     prompt_tokens: Sequence[int] = (256,)
     batches: Sequence[int] = (1,)
     caches: Sequence[str] = CACHES
@@ -111,7 +109,7 @@ class Workload:
     repeats: int = 3
     seed: int = 0
     shortest_prompt: int | None = None
-    uneven: bool = False  # rows at paces of their own: see Uneven
+    uneven: bool = False  # rows at paces of their own, by the policy Uneven
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -128,7 +126,7 @@ class Workload:
         return found
 
     def _shortest(self, prompt: int, batch: int) -> int | None:
-        """Uneven rows are at least one token apart, where there are as many lengths as rows."""
+        """Uneven rows are one token apart unless somebody says otherwise."""
         return max(1, prompt - batch + 1) if self.uneven and self.shortest_prompt is None else self.shortest_prompt
 
     def _combinations(self) -> list[Request]:
@@ -154,18 +152,3 @@ class Workload:
 def default_policy(block_size: int) -> Policy:
     """Four positions a pass, however many the model is sure of: the same work for every code and every model."""
     return Fixed(passes=max(1, block_size // 4))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uneven(Base):
-    """One to seven positions a pass, as it comes: rows whose blocks begin elsewhere are soon out of step.
-
-    So do rules that commit what a model is sure of, on real text; but here the passes are the same for every model.
-    """
-
-    pure: ClassVar[bool] = True
-
-    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
-        score = confidence(view)
-        count = 1 + (5 * view.start + 3 * view.step) % 7
-        return Decision(commit=best_scored(score, view.masked, count), score=score), None

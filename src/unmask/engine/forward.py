@@ -134,21 +134,30 @@ class Forward:
             if drift is None:
                 return prediction, None
             return prediction, self._drifted(drift, prediction.states, queries, window, tokens, None)
+        return self._predict_mixed(predict, window, tokens, cache, refreshing, drift)
+
+    def _predict_mixed(
+        self,
+        predict: Callable[..., Prediction],
+        window: Window,
+        tokens: Int[Tensor, "b n"],
+        cache: KVCache,
+        refreshing: list[bool],
+        drift: Drift | None,
+    ) -> tuple[Prediction, Bool[Tensor, " b"] | None]:
+        """`_predict` where some rows refresh: one call of a model that packs them, else two."""
         if self._packs and drift is None:
             return self._predict_at_once(predict, window, tokens, cache, refreshing), None
         # Everything that must be copied to the device is, before the model keeps it busy.
         chosen = [[row for row, flag in enumerate(refreshing) if flag is wanted] for wanted in (True, False)]
         parts = [on_device(rows, tokens.device) for rows in chosen]
         order = torch.cat(parts).argsort()
-        queries = None, self._queries([window.canvases[row] for row in chosen[1]], window, refresh)
+        queries = None, self._queries([window.canvases[row] for row in chosen[1]], window, True)
         if self._packs:
             prediction = self._predict_at_once(predict, window, tokens, cache, refreshing)
-            self._check_states(prediction.states is not None)
-            assert prediction.states is not None
-            states = [
-                prediction.states[rows, : None if asked is None else asked.shape[1]]
-                for rows, asked in zip(parts, queries, strict=True)
-            ]
+            widths = tokens.shape[1], queries[1].shape[1]
+            told = prediction.states
+            states = [None if told is None else told[rows, :width] for rows, width in zip(parts, widths, strict=True)]
         else:
             lengths = self._lengths(window, tokens, chosen[0]), window.length[parts[1]]
             found = [
@@ -173,7 +182,7 @@ class Forward:
         cache: KVCache,
         refreshing: list[bool],
     ) -> Prediction:
-        """Of rows some of which refresh, by a model that computes of each of them as much as it must."""
+        """By one call, which is told on the host how much of each row to compute."""
         spans = self._spans(window.canvases, may_begin=True)
         whole = [(0, len(canvas.tokens)) for canvas in window.canvases]
         mixed = [all_of if flag else part for flag, all_of, part in zip(refreshing, whole, spans, strict=True)]

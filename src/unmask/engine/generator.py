@@ -24,10 +24,10 @@ from unmask.engine.likelihood import loglikelihood
 from unmask.engine.output import continued, filled
 from unmask.engine.request import Plan, plan, quantization_of
 from unmask.engine.text import TextStream
-from unmask.engine.warmup import rehearsed
+from unmask.engine.warmup import rehearsals
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.base import LoadedModel
-from unmask.policies import Fixed, Policy, remasks
+from unmask.policies import Policy, remasks
 from unmask.settings import Settings
 from unmask.trace.record import Trace
 from unmask.types import Output, StepEvent, StreamEvent
@@ -240,13 +240,11 @@ class Generator:
         self._check_length(prompt_tokens, job.max_tokens)
         if self.model.device.type != "cuda":
             return
-        # Three passes a block, because passes are captured when they come for the second or third time; and whatever
-        # the policy itself compiles.
-        for lengths in rehearsed(prompt_tokens, batch_size):
-            for chosen in (Fixed(passes=3), job.policy):
-                canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in lengths]
-                for _ in self._decode(canvases, replace(job, policy=chosen)):
-                    pass
+        cached = job.settings.cache != "none"
+        for lengths, chosen in rehearsals(prompt_tokens, batch_size, job.policy, cached=cached):
+            canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in lengths]
+            for _ in self._decode(canvases, replace(job, policy=chosen)):
+                pass
 
     def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):

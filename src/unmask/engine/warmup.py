@@ -1,19 +1,29 @@
-"""The batches that are decoded once before the first request, so that it need not wait for what they set up."""
+"""What is decoded before the first request, so that it need not wait for what that sets up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from unmask.models.graphs import padded_rows
+from unmask.policies import Fixed, Policy
+from unmask.policies.uneven import Uneven
 
 
-def rehearsed(prompt_tokens: int, batch_size: int) -> Iterator[list[int]]:
-    """The lengths of the prompts of each: of every size that is captured, then of different lengths.
+def rehearsals(
+    prompt_tokens: int, batch_size: int, policy: Policy, *, cached: bool
+) -> Iterator[tuple[list[int], Policy]]:
+    """The lengths of the prompts of each batch, and the policy that decodes it.
 
-    Largest first: smaller ones fit into its storage. Rows of different lengths have a kernel of their own; it serves
-    these if it serves any batch of such sizes, since no other has more padding.
+    Batches of every size that is captured come first, the largest before the others, which fit into its storage. Three
+    passes a block, because passes are captured when they come for the second or third time; and whatever the policy
+    itself compiles. Then rows of different lengths, in step and, if they are `cached`, out of step: they have kernels
+    of their own, which serve here if they serve any batch of such sizes, since no other has more padding.
     """
-    for rows in sorted({padded_rows(rows) for rows in range(1, batch_size + 1)}, reverse=True):
-        yield [prompt_tokens] * min(rows, batch_size)
-    if batch_size > 1:
-        yield [prompt_tokens, *[1] * (batch_size - 1)]
+    sizes = sorted({padded_rows(rows) for rows in range(1, batch_size + 1)}, reverse=True)
+    batches = [[prompt_tokens] * min(rows, batch_size) for rows in sizes]
+    different = [prompt_tokens, *[1] * (batch_size - 1)]
+    for lengths in [*batches, different] if batch_size > 1 else batches:
+        yield lengths, Fixed(passes=3)
+        yield lengths, policy
+    if cached and batch_size > 1:
+        yield different, Uneven()

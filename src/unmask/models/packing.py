@@ -23,17 +23,11 @@ _POSITIONS = 128
 _WORTH = 0.9
 
 
-def known_lengths(
-    lengths: Int[Tensor, " b"] | None, most: int, device: torch.device
-) -> tuple[Int[Tensor, " b"] | None, list[int] | None]:
-    """Lengths on the device, and as the host knows them, if it does without waiting; None, None if all are `most`."""
+def known_lengths(lengths: Int[Tensor, " b"] | None, most: int) -> list[int] | None:
+    """Of rows of at most so many positions, if the host knows them without waiting."""
     if lengths is None or lengths.device.type != "cpu":
-        return lengths, None
-    lengths = lengths.clamp(max=most)
-    sizes = lengths.tolist()
-    if sum(sizes) == most * len(sizes):
-        return None, None
-    return on_device(lengths, device), sizes
+        return None
+    return lengths.clamp(max=most).tolist()
 
 
 def known_spans(queries: Int[Tensor, "b q"]) -> list[tuple[int, int]] | None:

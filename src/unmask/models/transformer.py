@@ -78,7 +78,8 @@ class Transformer(Stack):
             assert cache is not None
             spans = known_spans(queries)
             if at is not None and spans is not None and self._is_worth_packing(spans, queries.numel()):
-                ready = partial(self._span_pass, tokens, spans, cache, lengths, at, states)
+                width = queries.shape[1] if states else None
+                ready = partial(self._span_pass, tokens, spans, cache, lengths, at, width)
             else:
                 at = None if at is queries else at
                 ready = self._part_pass(tokens, on_device(queries, self.device), cache, lengths, at)
@@ -142,12 +143,14 @@ class Transformer(Stack):
             storage.allocate(**room, like=self.embedding.weight)
         layers, everything = None if storage is None else storage.layers, states or at is None
         places = None if cache is None else cache.places
-        lengths, sizes = known_lengths(lengths, tokens.shape[1], self.device)
-        kept = None if everything else self._feeding(at, None, tokens.shape[1])
-        spans = None if sizes is None else [(0, size) for size in sizes]
-        if spans is not None and self._is_worth_packing(spans, tokens.numel()):
-            found = self._packed(tokens, spans, storage, places, kept)
+        length, kept = tokens.shape[1], None if everything else self._feeding(at, None, tokens.shape[1])
+        spans = [(0, size) for size in known_lengths(lengths, length) or []]
+        if self._is_worth_packing(spans, tokens.numel()):
+            found, packing = self._packed(tokens, spans, storage, places, kept)
+            found = packing.unpacked(found, length) if kept is None else found
         else:
+            full = spans and all(size >= length for _, size in spans)
+            lengths = None if full or lengths is None else on_device(lengths, self.device)
             given = _present(places=places, lengths=lengths, kept=kept)
 
             def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor]:
@@ -168,18 +171,21 @@ class Transformer(Stack):
         cache: KVCache,
         lengths: Int[Tensor, " b"] | None,
         at: Int[Tensor, "b k"],
-        states: bool,
+        width: int | None,
     ) -> Prediction:
-        """`_part_pass` where rows differ in how much of them is computed: from where to where, the host knows."""
-        length, rows = tokens.shape[1], self._feeding(at, None, tokens.shape[1])
+        """`_part_pass` where rows differ in how much of them is computed: from where to where, the host knows.
+
+        With `width`, states are told too, so many for each row.
+        """
+        rows = self._feeding(at, None, tokens.shape[1])
         assert rows is not None
-        lengths = torch.full_like(cache.places, length) if lengths is None else lengths
-        found = self._packed(tokens, spans, cache.storage, cache.places, None if states else rows, seen=lengths)
-        if not states:
+        lengths = torch.full_like(cache.places, tokens.shape[1]) if lengths is None else lengths
+        kept = rows if width is None else None
+        found, packing = self._packed(tokens, spans, cache.storage, cache.places, kept, seen=lengths)
+        if width is None:
             return Prediction(logits=self._head(found))
-        starts = on_device([[first] for first, _ in spans], self.device)
-        columns = self._feeding(at, starts, found.shape[1])
-        return Prediction(logits=self._head(plain.picked(found, columns)), states=found)
+        found = packing.unpacked(found, width)
+        return Prediction(logits=self._head(plain.picked(found, packing.columns(rows))), states=found)
 
     def _packed(
         self,
@@ -190,8 +196,8 @@ class Transformer(Stack):
         kept: Int[Tensor, "b k"] | None,
         *,
         seen: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b k w"]:
-        """States of the positions `kept`, or of the spans, padded, without computing what is padding.
+    ) -> tuple[Float[Tensor, "b k w"] | Float[Tensor, "positions 1 w"], Packing]:
+        """States of the positions `kept`, or, packed, of all in the spans; and how they are packed.
 
         Positions see their span, or, with `seen`, the first so many of their row, as the cache then has them.
         """
@@ -233,7 +239,7 @@ class Transformer(Stack):
         inputs = (packing.packed(tokens), packing.row, packing.position, packing.rows, *given.values())
         count, kind = packing.row.shape[0], ("packed", longest, *given)
         (found,) = self._run_whole(storage, count, _PACKED_GRAPHED, run, *inputs, kind=kind)
-        return packing.unpacked(found, length if seen is None else max(sizes)) if kept is None else found
+        return found, packing
 
     def _is_worth_packing(self, spans: list[tuple[int, int]], padded: int) -> bool:
         return is_worth_packing(sum(end - first for first, end in spans), padded, kernels=self._fused)
