@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -27,14 +28,13 @@ class Window:
     def over(cls, canvases: list[Canvas], device: torch.device) -> Window:
         # By the host, and copied once: the device may have nothing to do until this is there.
         spans = [canvas.block for canvas in canvases]
-        width = max(end - start for start, end in spans)
-        bounds = torch.tensor(spans)
-        columns, last = bounds[:, :1] + torch.arange(width), bounds[:, 1:] - 1
-        steps, lengths = zip(*((canvas.block_step, len(canvas.tokens)) for canvas in canvases), strict=True)
-        facts = [torch.minimum(columns, last), columns <= last, torch.tensor(steps), torch.tensor(lengths)]
-        facts = on_device(torch.cat([fact.flatten().long() for fact in facts]), device)
-        rows, size = len(spans), columns.numel()
-        at, inside, step, length = facts.split([size, size, rows, rows])
+        rows, width = len(spans), max(end - start for start, end in spans)
+        bounds = np.array(spans)
+        columns, last = bounds[:, :1] + np.arange(width), bounds[:, 1:] - 1
+        steps, lengths = [canvas.block_step for canvas in canvases], [len(canvas.tokens) for canvas in canvases]
+        facts = np.concatenate([np.minimum(columns, last).ravel(), (columns <= last).ravel(), steps, lengths])
+        sizes = [columns.size, columns.size, rows, rows]
+        at, inside, step, length = on_device(torch.from_numpy(facts), device).split(sizes)
         return cls(
             canvases=canvases,
             spans=spans,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -34,7 +34,7 @@ def known_spans(queries: Int[Tensor, "b q"]) -> list[tuple[int, int]] | None:
     """From where to where the contiguous positions of each row are, if the host knows without waiting."""
     if queries.device.type != "cpu" or not queries.numel():
         return None
-    return [(first, last + 1) for first, last in queries[:, [0, -1]].tolist()]
+    return [(first, last + 1) for first, last in zip(queries[:, 0].tolist(), queries[:, -1].tolist(), strict=True)]
 
 
 def is_worth_packing(positions: int, padded: int, *, kernels: bool) -> bool:
@@ -57,15 +57,17 @@ class Packing:
     @classmethod
     def of(cls, spans: list[tuple[int, int]], count: int, device: torch.device) -> Packing:
         """The positions of each row from one to before another, in `count` places, which are enough for them."""
-        # By the host, and copied once: the device has nothing to do until this is there.
-        sizes = [end - first for first, end in spans]
-        rows = torch.tensor([[first for first, _ in spans], sizes, list(accumulate(sizes, initial=0))[:-1]])
-        row = torch.arange(len(spans)).repeat_interleave(rows[1])
-        position = torch.arange(row.shape[0]) + (rows[0] - rows[2])[row]
-        left = (0, count - row.shape[0])
-        parts = F.pad(row, left, value=len(spans) - 1), F.pad(position, left, value=-1), rows.flatten()
-        row, position, rows = on_device(torch.cat(parts), device).split([count, count, rows.numel()])
-        return cls(row=row, position=position, rows=rows.view(3, -1))
+        # By the host, and copied once: the device has nothing to do until this is there. Not by torch, which would wake
+        # its threads for it: that can take milliseconds.
+        first, sizes = [first for first, _ in spans], [end - first for first, end in spans]
+        *starts, used = accumulate(sizes, initial=0)
+        table = np.empty(2 * count + 3 * len(spans), dtype=np.int64)
+        row, position, rows = np.split(table, [count, 2 * count])
+        row[:used], row[used:] = np.repeat(np.arange(len(spans)), sizes), len(spans) - 1
+        position[:used], position[used:] = np.arange(used) + np.repeat(np.subtract(first, starts), sizes), -1
+        rows[:] = [*first, *sizes, *starts]
+        parts = on_device(torch.from_numpy(table), device).split([count, count, len(rows)])
+        return cls(row=parts[0], position=parts[1], rows=parts[2].view(3, -1))
 
     @property
     def lengths(self) -> Int[Tensor, " b"]:
