@@ -273,6 +273,21 @@ def test_the_step_command_prints_a_table_and_json(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out.splitlines()[0])["quantized"] == "fp8"
 
 
+def test_the_generate_command_takes_rows_of_different_lengths_and_paces(capsys):
+    arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--json"]
+    arguments += ["--block-size", "8", "--batch", "3", "--repeats", "1", "--cache", "none"]
+    for options, shortest, policy in (
+        (["--shortest-prompt", "2"], 2, "fixed"),
+        (["--uneven"], 6, "Uneven"),
+        (["--uneven", "--shortest-prompt", "4"], 4, "Uneven"),
+    ):
+        assert run([*arguments, *options]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["shortest_prompt"], told["policy"]["name"]) == (shortest, policy)
+    assert run([*arguments, "--uneven", "--policy", "fixed"]) == 2
+    assert "uneven rows have a policy of their own" in capsys.readouterr().err
+
+
 def test_the_generate_command_prints_a_table_and_json(capsys):
     arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--prompt-tokens", "9"]
     arguments += ["--max-tokens", "16", "--block-size", "8", "--repeats", "1", "--cache", "dual"]

@@ -133,7 +133,7 @@ class Forward:
             prediction = predict(tokens, lengths=lengths, at=window.at, cache=cache, queries=queries)
             if drift is None:
                 return prediction, None
-            return prediction, self._drifted(drift, prediction.states, queries, window, tokens, None)
+            return prediction, self._drifted(drift, self._states_of(prediction), queries, window, tokens, None)
         return self._predict_mixed(predict, window, tokens, cache, refreshing, drift)
 
     def _predict_mixed(
@@ -146,71 +146,54 @@ class Forward:
         drift: Drift | None,
     ) -> tuple[Prediction, Bool[Tensor, " b"] | None]:
         """`_predict` where some rows refresh: one call of a model that packs them, else two."""
-        if self._packs and drift is None:
-            return self._predict_at_once(predict, window, tokens, cache, refreshing), None
-        # Everything that must be copied to the device is, before the model keeps it busy.
         chosen = [[row for row, flag in enumerate(refreshing) if flag is wanted] for wanted in (True, False)]
-        parts = [on_device(rows, tokens.device) for rows in chosen]
-        order = torch.cat(parts).argsort()
-        queries = None, self._queries([window.canvases[row] for row in chosen[1]], window, True)
         if self._packs:
-            prediction = self._predict_at_once(predict, window, tokens, cache, refreshing)
-            widths = tokens.shape[1], queries[1].shape[1]
-            told = prediction.states
-            states = [None if told is None else told[rows, :width] for rows, width in zip(parts, widths, strict=True)]
-        else:
-            lengths = self._lengths(window, tokens, chosen[0]), window.length[parts[1]]
-            found = [
-                predict(tokens[rows], lengths=length, at=window.at[rows], cache=cache.only(rows), queries=asked)
-                for rows, length, asked in zip(parts, lengths, queries, strict=True)
-            ]
-            prediction = Prediction(logits=torch.cat([part.logits for part in found])[order])
-            states = [part.states for part in found]
-        if drift is None:
-            return prediction, None
-        drifted = [
-            self._drifted(drift, part, asked, window, tokens, rows)
-            for rows, part, asked in zip(parts, states, queries, strict=True)
-        ]
-        return prediction, torch.cat(drifted)[order]
-
-    def _predict_at_once(
-        self,
-        predict: Callable[..., Prediction],
-        window: Window,
-        tokens: Int[Tensor, "b n"],
-        cache: KVCache,
-        refreshing: list[bool],
-    ) -> Prediction:
-        """By one call, which is told on the host how much of each row to compute."""
-        spans = self._spans(window.canvases, may_begin=True)
-        whole = [(0, len(canvas.tokens)) for canvas in window.canvases]
-        mixed = [all_of if flag else part for flag, all_of, part in zip(refreshing, whole, spans, strict=True)]
-        queries = span_positions(mixed, torch.device("cpu"))
-        return predict(tokens, lengths=window.length, at=window.at, cache=cache, queries=queries)
+            spans = self._spans(window.canvases, may_begin=True)
+            for row in chosen[0]:
+                spans[row] = (0, len(window.canvases[row].tokens))
+            spread = span_positions(spans, torch.device("cpu"))
+            prediction = predict(tokens, lengths=window.length, at=window.at, cache=cache, queries=spread)
+            if drift is None:
+                return prediction, None
+            states, renewed = self._states_of(prediction), on_device(chosen[0], tokens.device)
+            moved = self._drifted(drift, states, on_device(spread, tokens.device), window, tokens, None)
+            moved[renewed] = self._drifted(drift, states[renewed], None, window, tokens, renewed)
+            return prediction, moved
+        # Everything that must be copied to the device is, before the first of the two calls keeps it busy.
+        parts = [on_device(rows, tokens.device) for rows in chosen]
+        lengths = self._lengths(window, tokens, chosen[0]), window.length[parts[1]]
+        queries = None, self._queries([window.canvases[row] for row in chosen[1]], window, True)
+        logits, drifted = [], []
+        for rows, length, asked in zip(parts, lengths, queries, strict=True):
+            own = {"lengths": length, "at": window.at[rows], "cache": cache.only(rows), "queries": asked}
+            prediction = predict(tokens[rows], **own)
+            logits.append(prediction.logits)
+            if drift is not None:
+                drifted.append(self._drifted(drift, self._states_of(prediction), asked, window, tokens, rows))
+        order = torch.cat(parts).argsort()
+        return Prediction(logits=torch.cat(logits)[order]), torch.cat(drifted)[order] if drifted else None
 
     def _drifted(
         self,
         drift: Drift,
-        states: Float[Tensor, "r q w"] | None,
+        states: Float[Tensor, "r q w"],
         queries: Int[Tensor, "r q"] | None,
         window: Window,
         tokens: Int[Tensor, "b n"],
         rows: Int[Tensor, " r"] | None,
     ) -> Bool[Tensor, " r"]:
         """Which of these rows (None: all), of which these states were computed, have drifted too far."""
-        self._check_states(states is not None)
-        assert states is not None
         if queries is None:
             return drift.renew(states, rows)
         masked = window.columns(tokens == self.model.spec.mask_id) & window.inside
         at, masked = (values if rows is None else values[rows] for values in (window.at, masked))
         return drift.exceeded(states, queries, at, masked, rows)
 
-    def _check_states(self, told: bool) -> None:
-        if not told:
+    def _states_of(self, prediction: Prediction) -> Float[Tensor, "r q w"]:
+        if prediction.states is None:
             name = self.model.spec.name
             raise UnmaskError(f"refresh={self.settings.refresh!r} needs a model that tells its states; {name} does not")
+        return prediction.states
 
     def _queries(self, canvases: list[Canvas], window: Window, may_begin: bool) -> Int[Tensor, "b q"]:
         """The positions to recompute; a shorter row repeats its last one, which writes what already stands there."""
