@@ -169,3 +169,23 @@ def test_decisions_as_a_function_of_tensors_are_the_same(family, cache, refresh,
     monkeypatch.setattr("unmask.engine.decisions.Decisions.__call__", decide)
     assert run(model, name, **options) == expected
     assert kinds
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_decisions_about_canvases_of_like_length_are_of_one_shape(cache, monkeypatch):
+    """So that a prompt of another length finds them captured; the model still computes no more than it must."""
+    model, shapes = Watched(random_model(tiny_config("llada"), std=0.4)), set()
+
+    def decide(self, kind, run, *inputs, fleeting):
+        shapes.add(tuple(value.shape for value in inputs))
+        return run(*inputs)
+
+    expected = [run(model, "fixed", [[5] * n], settings=Settings(cache=cache)) for n in (3, 12, 40)]
+    computed = list(model.computed)
+    model.computed.clear()
+    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
+    monkeypatch.setattr("unmask.engine.decisions.Decisions.serve", lambda self, logits: True)
+    monkeypatch.setattr("unmask.engine.decisions.Decisions.__call__", decide)
+    assert [run(model, "fixed", [[5] * n], settings=Settings(cache=cache)) for n in (3, 12, 40)] == expected
+    assert model.computed == computed
+    assert len(shapes) == 2  # the last block is narrower

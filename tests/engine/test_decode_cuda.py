@@ -3,6 +3,7 @@
 Needs nothing but the package and pytest: `pytest -m gpu tests/engine/test_decode_cuda.py`.
 """
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -81,6 +82,25 @@ def test_every_cache_gives_the_tokens_of_the_cpu(config, cache, refresh, policy,
     assert any(found._captured for found in graphs)
     monkeypatch.setenv("UNMASK_KERNELS", "0")
     assert run(there, settings, policy) == expected
+
+
+@pytest.mark.parametrize("policy", ["fixed", "mean_field"])
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+@pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
+def test_rows_that_join_get_the_tokens_of_the_cpu(config, cache, policy):
+    here, there = twins(config)
+    settings, pool = Settings(cache=cache), StoragePool()
+    alone = [run(here, settings, policy, prompts=[prompt])[0] for prompt in PROMPTS]
+    for _ in range(3):
+        sizes = {"mask_id": there.spec.mask_id, "block_size": 16}
+        canvases = [Canvas.continuing(list(prompt), 48, **sizes) for prompt in PROMPTS]
+        waiting, asked = canvases[2:], itertools.count()
+
+        def arrivals(room, longest, waiting=waiting, asked=asked):
+            return [waiting.pop(0)] if waiting and next(asked) % 3 == 2 else []
+
+        list(decode(there, canvases[:2], policies.get(policy), settings, pool=pool, arrivals=arrivals, rows=3))
+        assert [(canvas.tokens, canvas.step_map) for canvas in canvases] == alone
 
 
 PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]

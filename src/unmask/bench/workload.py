@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unmask.engine.canvas import Canvas
-from unmask.engine.decode import check_compatible
+from unmask.engine.request import check_compatible
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec
 from unmask.policies import Fixed, Policy, describe
@@ -70,7 +70,7 @@ class Request:
         generator = torch.Generator().manual_seed(self.seed)
         ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
         ids += ids >= spec.mask_id
-        sizes = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
+        sizes: dict[str, Any] = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
         prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
         return [Canvas.continuing(prompt, self.max_tokens, **sizes) for prompt in prompts]
 

@@ -59,6 +59,10 @@ class KVCache:
         """Some of the rows."""
         return KVCache(self.storage, self.places[rows], in_order=False)
 
+    def joined_by(self, places: Int[Tensor, " r"], *, in_order: bool) -> KVCache:
+        """These rows, and behind them new ones in those places; `in_order`: row i now lies in place i."""
+        return KVCache(self.storage, torch.cat([self.places, places]), in_order=in_order)
+
 
 class StoragePool:
     """Lends storage to generations, one at a time each."""

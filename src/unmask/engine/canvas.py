@@ -5,6 +5,7 @@ Lives on the host and deals in token ids only; the loop keeps a copy of the toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unmask.errors import UnmaskError
@@ -24,6 +25,7 @@ class Canvas:
     passes: int = field(init=False, default=0)
     block_index: int = field(init=False, default=0)
     block_step: int = field(init=False, default=0)  # passes already spent on the current block
+    abandoned: bool = field(init=False, default=False)  # nobody waits for it: ended after the pass that is under way
     stale: bool = field(init=False, default=True)  # what a cache holds of it is missing, or has drifted too far
 
     def __post_init__(self) -> None:
@@ -37,9 +39,18 @@ class Canvas:
         self.blocks = [span for span in spans if self.is_open(span)]
 
     @classmethod
-    def continuing(cls, prompt: list[int], max_tokens: int, *, mask_id: int, block_size: int, seed: int = 0) -> Canvas:
-        """The prompt followed by `max_tokens` masks."""
-        tokens = [*prompt, *[mask_id] * max_tokens]
+    def continuing(
+        cls,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        mask_id: int,
+        block_size: int,
+        seed: int = 0,
+        suffix: Sequence[int] = (),
+    ) -> Canvas:
+        """The prompt followed by `max_tokens` masks, and these by the suffix."""
+        tokens = [*prompt, *[mask_id] * max_tokens, *suffix]
         return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed)
 
     @property

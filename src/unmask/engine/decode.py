@@ -1,18 +1,20 @@
 """The block loop: forward pass, proposal, policy, commit, event; until every row is full.
 
 Deals in token ids only, never text. Who consumes the events (text, a stream, a trace, a benchmark) is not its business.
-Rows are independent: each has its own blocks, steps, noise and end, and leaves the batch when it is full.
+Rows are independent: each has its own blocks, steps, noise and end, leaves the batch when it is full, and may join one
+that is under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unmask.cache.kv import StoragePool
 from unmask.engine import reuse
@@ -22,14 +24,20 @@ from unmask.engine.decisions import Decisions, forget_decisions
 from unmask.engine.figures import Detail, Figures
 from unmask.engine.forward import Forward
 from unmask.engine.observe import Observation, Observer
+from unmask.engine.request import check_compatible
 from unmask.engine.settle import Case, outcome_of, settle
 from unmask.engine.window import Window
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import WorkFailed
 from unmask.models.base import MaskedLM, Prediction
 from unmask.models.transfer import on_device
 from unmask.policies import Policy, is_pure, most_commits, name_of, needs_of, remasks
 from unmask.settings import Settings
 from unmask.types import Commit, Decision, StepEvent
+
+_WIDTHS = 256  # captured decisions are about canvases of such widths: few graphs for many lengths
+
+# Asked for canvases to take in: at most so many, each at most so long (None: as long as the model can).
+Arrivals: TypeAlias = Callable[[int, int | None], list[Canvas]]
 
 
 def decode(
@@ -42,14 +50,18 @@ def decode(
     detail: Detail | None = None,
     clock: Clock | None = None,
     pool: StoragePool | None = None,
+    arrivals: Arrivals | None = None,
+    rows: int | None = None,
 ) -> Iterator[StepEvent]:
     """Fill the canvases in place; one event per forward pass and row.
 
     With `settings.early_stop`, a row for which `ended` is true after a completed block is filled up with end-of-text.
     `pool` keeps the storage of caches, and what was captured on it, from one generation to the next.
+    `arrivals` is asked in every pass for canvases to take in, while there are fewer than `rows`; they are numbered on.
     """
     pool = pool or StoragePool()
-    loop = _Loop(model, canvases, policy, settings, ended, detail, clock, pool)
+    rows = len(canvases) if rows is None else rows
+    loop = _Loop(model, canvases, policy, settings, ended, detail, clock, pool, arrivals, rows)
     try:
         while loop.live:
             yield from loop.step()
@@ -84,6 +96,14 @@ class _Ahead:
     anywhere: Callable[[], Prediction] | None = None  # begun, over the blocks where rows go on, whichever these are
 
 
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    number: int  # in the order of arrival
+    canvas: Canvas
+    generator: torch.Generator
+    idle: int = 0  # passes in a row that committed no more than they took back
+
+
 class _Loop:
     def __init__(
         self,
@@ -95,27 +115,27 @@ class _Loop:
         detail: Detail | None,
         clock: Clock | None,
         pool: StoragePool,
+        arrivals: Arrivals | None,
+        rows: int,
     ) -> None:
         check_compatible(policy, model, settings)
         needs = needs_of(policy)
         self.spec, self.policy, self.settings = model.spec, policy, settings
         self.ended, self.detail, self.clock = ended, detail, clock
-        self.canvases = canvases
-        self.live = list(range(len(canvases)))
+        self.arrivals, self.rows, self.seen = arrivals, rows, 0
+        self.live: list[_Row] = []
         self.state: Any = None
         self.begun: _Begun | None = None
         pure = is_pure(policy) and not needs and settings.temperature == 0.0 and not detail and not clock
         pure = pure and _works_on_its_own(model.device)
         self.decisions = Decisions.of(pool, model.spec, policy, settings) if pure else None
-        self.idle = [0] * len(canvases)  # passes in a row that committed no more than they took back
         layers = policy.attention_layers(model.spec.n_layers) if "attention" in needs else None  # ty: ignore[missing-attribute]
-        self.forward = Forward(model, canvases, settings, pool, needs=needs, attention_layers=layers)
+        self.forward = Forward(model, canvases, settings, pool, needs=needs, attention_layers=layers, rows=rows)
         self.observe = Observer(spec=model.spec, settings=settings, needs=needs)
-        self.generators = [torch.Generator(model.device).manual_seed(canvas.seed) for canvas in canvases]
-        length = max((len(canvas.tokens) for canvas in canvases), default=0)
-        padded = [canvas.tokens + [self.spec.eos_id] * (length - len(canvas.tokens)) for canvas in canvases]
-        self.tokens = torch.tensor(padded, device=model.device)
-        self.holes = self.tokens == self.spec.mask_id
+        self.length = 0  # of the longest row
+        self.tokens = torch.empty(0, 0, dtype=torch.long, device=model.device)
+        self.holes = self.tokens.bool()
+        self._take_in(canvases)
 
     @torch.inference_mode()
     def step(self) -> list[StepEvent]:
@@ -129,8 +149,10 @@ class _Loop:
         reading = _reading(told)
         # A device that works on its own begins the next pass before anybody has looked at this one: before the read
         # where it is needed in any case, after it where every row goes on in its block, else as soon as it is known
-        # where each goes on.
-        ahead = self._look_ahead(window, told) if not self.clock and _works_on_its_own(self.tokens.device) else None
+        # where each goes on. Whoever joins changes what the next pass is about.
+        newcomers = self._newcomers()
+        looks = not (self.clock or newcomers) and _works_on_its_own(self.tokens.device)
+        ahead = self._look_ahead(window, told) if looks else None
         read = reading()
         if ahead is not None and all(goes_on for *_, goes_on in read):
             ready = ahead.here or ahead.anywhere or ahead.ready
@@ -141,16 +163,41 @@ class _Loop:
         if figures:
             events = [figures.attach(event, index) for index, event in enumerate(events)]
         self._drop_finished()
+        if newcomers:
+            self.forward.join(len(newcomers))
+            self._take_in(newcomers)
         if ahead is not None and self.live and self.begun is None:
             self.begun = self._begin(self._window(), ready=ahead.anywhere)
         return events
+
+    def _newcomers(self) -> list[Canvas]:
+        """Who joins the next pass; nobody where those who are there have a memory that newcomers lack."""
+        room = self.rows - len(self.live)
+        if self.arrivals is None or room < 1 or self.state is not None or self.clock or not self.forward.joins:
+            return []
+        return self.arrivals(room, self.forward.longest)
+
+    def _take_in(self, canvases: list[Canvas]) -> None:
+        """Put rows behind those that are there; padding is as wide as any row, or what is captured, needs it."""
+        device = self.tokens.device
+        for number, canvas in enumerate(canvases, self.seen):
+            generator = torch.Generator(device).manual_seed(canvas.seed)
+            self.live.append(_Row(number=number, canvas=canvas, generator=generator))
+        self.seen += len(canvases)
+        self.length = max((len(row.canvas.tokens) for row in self.live), default=0)
+        width = self.length if self.decisions is None else -(-self.length // _WIDTHS) * _WIDTHS
+        padded = [canvas.tokens + [self.spec.eos_id] * (width - len(canvas.tokens)) for canvas in canvases]
+        added = on_device(torch.tensor(padded, dtype=torch.long).view(len(padded), width), device)
+        wider = (0, width - self.tokens.shape[1])  # narrower, if that is below zero
+        self.tokens = torch.cat([pad(self.tokens, wider, value=self.spec.eos_id), added])
+        self.holes = torch.cat([pad(self.holes, wider), added == self.spec.mask_id])
 
     def _look_ahead(self, window: Window, told: Int[Tensor, "b facts"]) -> _Ahead:
         following = window.next()
         anywhere = self._predicted_anywhere(window, told)
         if anywhere is not None:
             return _Ahead(window=following, anywhere=lambda: anywhere)
-        ready = self.forward.prepare(following, self.tokens)
+        ready = self.forward.prepare(following, self._canvas)
         if ready is None or not self._cannot_complete(window):
             return _Ahead(window=following, ready=ready)
         here = ready()
@@ -174,20 +221,20 @@ class _Loop:
             return None
         goes_on = told[:, -1:] > 0
         at = torch.where(goes_on, window.at, window.at + shifts.pop())
-        ready = self.forward.prepare(replace(window, at=at), self.tokens)
+        ready = self.forward.prepare(replace(window, at=at), self._canvas)
         return None if ready is None else ready()
 
     def _decide(self, begun: _Begun) -> tuple[Int[Tensor, "b facts"], Figures | None]:
         """Have the policy decide, write its commits, and tell what the host must know of each row."""
         window = begun.window
-        generators = [self.generators[row] for row in self.live]
+        generators = [row.generator for row in self.live]
         most = max(canvas.open_in_block() for canvas in window.canvases)
         seen = self.observe(begun.prediction, window, self.tokens, self.holes, generators, most)
         if self.clock:
             self.clock.start()
         decision, self.state = self.policy.select(seen.view, self.state)
         if self.clock:
-            self.clock.lap(self.clock.policy, self.live)
+            self.clock.lap(self.clock.policy, [row.number for row in self.live])
         case = self._case(decision, seen, begun)
         self.tokens, told = settle(case, self.tokens)
         return told, Figures(seen.view, decision, outcome_of(case).tokens, self.detail) if self.detail else None
@@ -221,8 +268,13 @@ class _Loop:
         self.tokens, told = decisions(kind, decide, *inputs, *flags, fleeting=begun.prediction.fleeting)
         return told
 
+    @property
+    def _canvas(self) -> Int[Tensor, "b n"]:
+        """The tokens as the model gets them: no wider than the longest row."""
+        return self.tokens[:, : self.length]
+
     def _window(self) -> Window:
-        return Window.over([self.canvases[row] for row in self.live], self.tokens.device)
+        return Window.over([row.canvas for row in self.live], self.tokens.device)
 
     def _begin(self, window: Window, *, ready: Callable[[], Prediction] | None = None, refresh: bool = True) -> _Begun:
         """The forward pass of the live rows, perhaps prepared; without `refresh`, of rows known to need none."""
@@ -235,9 +287,9 @@ class _Loop:
             rows = on_device(alone, self.tokens.device)[:, None] if any(alone) else None
         if self.clock:
             self.clock.start()
-        prediction, drifted = self.forward(window, self.tokens, self.holes, refresh=refresh)
+        prediction, drifted = self.forward(window, self._canvas, self.holes[:, : self.length], refresh=refresh)
         if self.clock:
-            self.clock.lap(self.clock.model, self.live)
+            self.clock.lap(self.clock.model, [row.number for row in self.live])
         cached = self.settings.cache != "none"
         renewed = cached and refresh and all(reuse.is_refresh(canvas, self.settings) for canvas in window.canvases)
         return _Begun(window=window, prediction=prediction, drifted=drifted, alone=rows, renewed=renewed)
@@ -262,16 +314,17 @@ class _Loop:
         waiting, drifted, broken, _ = values[-4:]
         row = self.live[index]
         self._check(row, broken=broken, moved=bool(waiting) or len(committed) > len(remasked))
-        canvas = self.canvases[row]
+        canvas = row.canvas
         step, block = canvas.passes, canvas.block
         refreshed = self.settings.cache != "none" and reuse.is_refresh(canvas, self.settings)
         completed = canvas.write(committed, remasked)
         canvas.stale = bool(drifted)
-        if completed and self.settings.early_stop and self.ended is not None and self.ended(canvas):
+        ended = completed and self.settings.early_stop and self.ended is not None and self.ended(canvas)
+        if ended or (canvas.abandoned and not canvas.finished):
             canvas.end_here(self.spec.eos_id)
         commits = tuple(Commit(position=position, token_id=token) for position, token in committed.items())
         return StepEvent(
-            row=row,
+            row=row.number,
             step=step,
             block=block,
             committed=commits,
@@ -280,27 +333,27 @@ class _Loop:
             finished=canvas.finished,
         )
 
-    def _check(self, row: int, *, broken: int, moved: bool) -> None:
+    def _check(self, row: _Row, *, broken: int, moved: bool) -> None:
         """Stop a generation that can come to no good."""
-        canvas = self.canvases[row]
+        canvas = row.canvas
         if broken:
-            place = f"forward pass {canvas.passes} of row {row}"
+            place = f"forward pass {canvas.passes} of row {row.number}"
             raise WorkFailed(f"the model gave no usable logits (NaN or all -inf) in {place}")
-        self.idle[row] = 0 if moved else self.idle[row] + 1
-        if self.idle[row] > 2 * len(canvas.holes):
+        row.idle = 0 if moved else row.idle + 1
+        if row.idle > 2 * len(canvas.holes):
             reason = (
                 "the policy takes back what it commits" if remasks(self.policy) else "only the mask token is proposed"
             )
-            raise WorkFailed(f"row {row} makes no progress: {reason}; see suppress_mask_token")
+            raise WorkFailed(f"row {row.number} makes no progress: {reason}; see suppress_mask_token")
 
     def _drop_finished(self) -> None:
-        staying = [index for index, row in enumerate(self.live) if not self.canvases[row].finished]
+        staying = [index for index, row in enumerate(self.live) if not row.canvas.finished]
         if len(staying) == len(self.live):
             return
         self.live = [self.live[index] for index in staying]
         rows = on_device(staying, self.tokens.device).long()
         self.tokens, self.holes = self.tokens[rows], self.holes[rows]
-        self.forward.keep(rows)
+        self.forward.keep(rows, staying)
         if self.state is not None:
             values = {item.name: getattr(self.state, item.name) for item in fields(self.state)}
             kept = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
@@ -339,13 +392,3 @@ def _is_captured(logits: Tensor) -> bool:
 def _works_on_its_own(device: torch.device) -> bool:
     """Whether what is asked of the device is done while the host goes on."""
     return device.type == "cuda"
-
-
-def check_compatible(policy: Policy, model: MaskedLM, settings: Settings) -> None:
-    """Refuse, in one line, a combination that has no meaning."""
-    name, needs = name_of(policy), needs_of(policy)
-    beyond = ", ".join(sorted(needs & {"sequence_logits", "attention", "shadow"}))
-    if settings.cache != "none" and beyond:
-        raise UnmaskError(f"the policy {name} needs {beyond} and cannot run with cache={settings.cache!r}")
-    if "shadow" in needs and model.spec.shifted:
-        raise UnmaskError(f"the policy {name} is not defined for {model.spec.family} models, whose head is shifted")

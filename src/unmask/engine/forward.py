@@ -38,7 +38,9 @@ class Forward:
         *,
         needs: frozenset[str],
         attention_layers: range | None,
+        rows: int = 0,
     ) -> None:
+        """Room in a cache is made for `rows`, and for the canvases if these are more."""
         self.model = model
         self.settings = settings
         self.pool = pool
@@ -47,18 +49,44 @@ class Forward:
         self.attention_layers = attention_layers
         self._packs = packs(model) and not (self.shadow or attention_layers)
         self._guided, self._unguided, self._drift = None, None, None
+        self._places = list(range(len(canvases)))  # where each row lies in a cache
+        rows = max(rows, len(canvases))
         if settings.cache != "none":
-            self._guided = self._cache(canvases)
-            self._unguided = self._cache(canvases) if settings.cfg_scale else None
+            self._guided = self._cache(canvases, rows)
+            self._unguided = self._cache(canvases, rows) if settings.cfg_scale else None
             if settings.tolerated_drift is not None:
                 self._drift = Drift(settings.tolerated_drift)
 
-    def _cache(self, canvases: list[Canvas]) -> KVCache:
+    def _cache(self, canvases: list[Canvas], rows: int) -> KVCache:
         longest = max((len(canvas.tokens) for canvas in canvases), default=0)
-        return KVCache.over(self.pool.borrow(len(canvases), longest), len(canvases), self.model.device)
+        return KVCache.over(self.pool.borrow(rows, longest), len(canvases), self.model.device)
 
-    def keep(self, rows: Int[Tensor, " r"]) -> None:
-        """Forget every row but these."""
+    @property
+    def joins(self) -> bool:
+        """Whether rows may be added: how far others have drifted is told of a batch that stays as it was."""
+        return self._drift is None
+
+    @property
+    def longest(self) -> int | None:
+        """How long an added row may be; None: as long as the model can."""
+        caches = [cache for cache in (self._guided, self._unguided) if cache is not None]
+        return min((cache.storage.length for cache in caches), default=None)
+
+    def join(self, count: int) -> None:
+        """Give so many new rows, behind the others, the places that are free."""
+        taken = set(self._places)
+        free = [place for place in range(len(taken) + count) if place not in taken][:count]
+        self._places += free
+        in_order = self._places == list(range(len(self._places)))
+        added = on_device(free, self.model.device)
+        self._guided, self._unguided = (
+            None if cache is None else cache.joined_by(added, in_order=in_order)
+            for cache in (self._guided, self._unguided)
+        )
+
+    def keep(self, rows: Int[Tensor, " r"], staying: list[int]) -> None:
+        """Forget every row but these, told twice: to the device and to the host."""
+        self._places = [self._places[row] for row in staying]
         self._guided, self._unguided = (
             None if cache is None else cache.only(rows) for cache in (self._guided, self._unguided)
         )

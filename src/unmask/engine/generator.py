@@ -7,9 +7,10 @@ and the policy's; everything here is about names, defaults and where a text ends
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float
@@ -18,22 +19,20 @@ from torch import Tensor
 from unmask.cache.kv import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.clock import Clock
-from unmask.engine.decode import check_compatible, decode
+from unmask.engine.decode import decode
 from unmask.engine.figures import Detail
+from unmask.engine.flow import Request, flow
 from unmask.engine.likelihood import loglikelihood
-from unmask.engine.output import continued, filled
-from unmask.engine.request import Plan, plan, quantization_of
-from unmask.engine.text import TextStream
+from unmask.engine.output import continued, filled, is_complete
+from unmask.engine.prompts import Message, Prompt, as_batch, token_rows
+from unmask.engine.request import Plan, check_compatible, plan, quantization_of
 from unmask.engine.warmup import rehearsals
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.base import LoadedModel
-from unmask.policies import Policy, remasks
+from unmask.policies import Policy
 from unmask.settings import Settings
 from unmask.trace.record import Trace
 from unmask.types import Output, StepEvent, StreamEvent
-
-Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
-Message: TypeAlias = dict[str, str]
 
 
 class Generator:
@@ -74,7 +73,7 @@ class Generator:
         **shorthand: Any,
     ) -> Output | list[Output]:
         """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts."""
-        prompts, single = _as_batch(prompt)
+        prompts, single = as_batch(prompt)
         outputs = self._continue(
             [self._encode(p) for p in prompts],
             policy,
@@ -134,7 +133,7 @@ class Generator:
         **shorthand: Any,
     ) -> Output | list[Output]:
         """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled."""
-        texts, single = _as_batch(text)
+        texts, single = as_batch(text)
         if "max_tokens" in shorthand or (settings is not None and settings.max_tokens is not None):
             raise UnmaskError("infill fills the masks that are there: max_tokens does not apply")
         job = plan(self.spec, policy, settings, shorthand)
@@ -162,11 +161,8 @@ class Generator:
 
         The pieces add up to the text of the last event's output.
         """
-        job = plan(self.spec, policy, settings, shorthand)
-        check_compatible(job.policy, self.model, job.settings)
-        messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
-        ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
-        return self._stream(self._open_canvas(ids, job), job)
+        request = self.request(prompt, policy=policy, settings=settings, **shorthand)
+        return (request.heard(step) for step in self._decode([request.canvas], request.plan))
 
     async def astream(
         self,
@@ -191,20 +187,41 @@ class Generator:
                 await asyncio.wait([pending])
             events.close()  # ty: ignore[missing-attribute]
 
+    def request(
+        self,
+        prompt: Prompt | Sequence[Message],
+        *,
+        suffix: Prompt | None = None,
+        policy: str | Policy | None = None,
+        settings: Settings | None = None,
+        **shorthand: Any,
+    ) -> Request:
+        """One prompt to continue, or one conversation to answer, for `flow`; what is wrong with it is said here.
+
+        With a suffix, the text between prompt and suffix is asked for.
+        """
+        job = plan(self.spec, policy, settings, shorthand)
+        check_compatible(job.policy, self.model, job.settings)
+        messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
+        after = [] if suffix is None else self._encode(suffix, special=False)
+        return Request(self._open_canvas(ids, job, after), job, job.ending(self.spec, self.codec))
+
+    def flow(self, waiting: deque[Request], *, rows: int = 8) -> Iterator[tuple[Request, StreamEvent]]:
+        """Decode the requests that wait, and those that come to wait meanwhile, up to `rows` at a time.
+
+        They are taken from the left, in turn; a new one joins the batch under way when it is of the same policy and
+        settings and a row is free. One event per request and pass; the last has its output, except that of a request
+        abandoned before it began. Ends when nobody is left. An error ends it too, for all that it had taken.
+        """
+        if rows < 1:
+            raise UnmaskError(f"rows must be at least 1, got {rows}")
+        return flow(waiting, self._decode, rows=rows)
+
     @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
         """float32 logits of every position, aligned with positions, the mask token's untouched."""
-        try:
-            tokens = torch.as_tensor(token_ids, device=self.model.device)
-            tokens = tokens if tokens.numel() == 0 or not tokens.is_floating_point() else tokens.new_empty(0)
-            tokens = tokens.long()
-        except (TypeError, ValueError) as error:
-            raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n) of equal length: {error}") from error
-        tokens = tokens[None] if tokens.ndim == 1 else tokens
-        if tokens.ndim != 2 or tokens.numel() == 0:
-            raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n), got the shape {tuple(tokens.shape)}")
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.spec.vocab_size:
-            raise UnmaskError(f"token ids must be in [0, {self.spec.vocab_size})")
+        tokens = token_rows(token_ids, self.spec.vocab_size, self.model.device)
         self._check_length(tokens.shape[1], 0)
         return self.model.predict(tokens).logits.float()
 
@@ -264,15 +281,14 @@ class Generator:
                 f"{prompt} tokens{extra} are more than the {self.spec.max_length} positions of {self.spec.name}"
             )
 
-    def _open_canvas(self, prompt: list[int], job: Plan) -> Canvas:
-        """A canvas with the prompt and the masks to fill after it."""
-        if self.spec.mask_id in prompt:
+    def _open_canvas(self, prompt: list[int], job: Plan, suffix: Sequence[int] = ()) -> Canvas:
+        """A canvas with the prompt, the masks to fill after it, and what follows them."""
+        if self.spec.mask_id in prompt or self.spec.mask_id in suffix:
             mask = self.codec.token_text(self.spec.mask_id)
             raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use infill")
-        self._check_length(len(prompt), job.max_tokens)
-        return Canvas.continuing(
-            prompt, job.max_tokens, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed
-        )
+        self._check_length(len(prompt) + len(suffix), job.max_tokens)
+        sizes = {"mask_id": self.spec.mask_id, "block_size": job.block_size, "seed": job.settings.seed}
+        return Canvas.continuing(prompt, job.max_tokens, suffix=suffix, **sizes)
 
     def _continue(
         self,
@@ -318,7 +334,7 @@ class Generator:
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
             clock = Clock(self.model.device, len(batch)) if timed else None
-            for event in self._decode([canvases[index] for index in batch], job, detail, clock):
+            for event in self._decode([canvases[index] for index in batch], job, detail=detail, clock=clock):
                 index = batch[event.row]
                 if traces:
                     traces[index].add(replace(event, row=0), self.codec.token_text)
@@ -336,36 +352,14 @@ class Generator:
                     on_output(output)
         return [outputs[index] for index in range(len(canvases))]
 
-    def _decode(
-        self, canvases: list[Canvas], job: Plan, detail: Detail | None = None, clock: Clock | None = None
-    ) -> Iterator[StepEvent]:
+    def _decode(self, canvases: list[Canvas], job: Plan, **options: Any) -> Iterator[StepEvent]:
         ending = job.ending(self.spec, self.codec)
-
-        def ended(canvas: Canvas) -> bool:
-            # What lies behind a hole in the middle of a text is still wanted, whatever the hole was filled with.
-            return canvas.continues and ending.cut(canvas.prefix(whole_blocks=True))[2]
-
+        options = {"ended": lambda canvas: is_complete(canvas, ending)} | options
         try:
-            yield from decode(
-                self.model,
-                canvases,
-                job.policy,
-                job.settings,
-                ended=ended,
-                detail=detail,
-                clock=clock,
-                pool=self._pool,
-            )
+            yield from decode(self.model, canvases, job.policy, job.settings, pool=self._pool, **options)
         except torch.OutOfMemoryError as error:
             message = "the device ran out of memory while decoding; use a smaller batch or fewer tokens"
             raise OutOfMemory(message) from error
-
-    def _stream(self, canvas: Canvas, job: Plan) -> Iterator[StreamEvent]:
-        text = TextStream(ending=job.ending(self.spec, self.codec))
-        for step in self._decode([canvas], job):
-            delta = text.feed(canvas.prefix(whole_blocks=remasks(job.policy)), final=canvas.finished)
-            output = self._continued(canvas, job) if canvas.finished else None
-            yield StreamEvent(text_delta=delta, step=step, output=output)
 
     def _continued(self, canvas: Canvas, job: Plan) -> Output:
         return continued(canvas, job.ending(self.spec, self.codec))
@@ -383,13 +377,3 @@ class Generator:
         plain = output.to_dict()
         trace.results.append({"row": 0, **{key: plain[key] for key in ("text", "finish_reason", "usage")}})
         return replace(output, trace=trace)
-
-
-def _as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether there was just one."""
-    prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-    if not isinstance(prompt, str | list | tuple):
-        raise UnmaskError(f"a prompt is a text or a list of token ids, got {type(prompt).__name__}")
-    if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
-        return [prompt], True  # ty: ignore[invalid-return-type]
-    return list(prompt), False  # ty: ignore[invalid-return-type]

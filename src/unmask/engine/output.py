@@ -8,6 +8,12 @@ from unmask.models.tokenizer import TextCodec
 from unmask.types import Output, Usage
 
 
+def is_complete(canvas: Canvas, ending: Ending) -> bool:
+    """Whether the finished blocks of a continuation have its whole text."""
+    # What lies behind a hole in the middle of a text is still wanted, whatever the hole was filled with.
+    return canvas.continues and ending.cut(canvas.prefix(whole_blocks=True))[2]
+
+
 def continued(canvas: Canvas, ending: Ending) -> Output:
     """The result of a continuation, cut where the text ends."""
     ids, text, ended = ending.cut(canvas.filled)

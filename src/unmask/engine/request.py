@@ -14,7 +14,7 @@ from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec
 from unmask.models.tokenizer import TextCodec
-from unmask.policies import Policy
+from unmask.policies import Policy, name_of, needs_of
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
@@ -72,6 +72,16 @@ def plan(spec: ModelSpec, policy: str | Policy | None, settings: Settings | None
     block_size = settings.block_size or spec.block_size or preferred or DEFAULT_BLOCK_SIZE
     settings = settings.with_(max_tokens=max_tokens, block_size=block_size)
     return Plan(policy=policy, settings=settings, max_tokens=max_tokens, block_size=block_size)
+
+
+def check_compatible(policy: Policy, model: MaskedLM, settings: Settings) -> None:
+    """Refuse, in one line, a combination that has no meaning."""
+    name, needs = name_of(policy), needs_of(policy)
+    beyond = ", ".join(sorted(needs & {"sequence_logits", "attention", "shadow"}))
+    if settings.cache != "none" and beyond:
+        raise UnmaskError(f"the policy {name} needs {beyond} and cannot run with cache={settings.cache!r}")
+    if "shadow" in needs and model.spec.shifted:
+        raise UnmaskError(f"the policy {name} is not defined for {model.spec.family} models, whose head is shifted")
 
 
 def preset_name(spec: ModelSpec) -> str:

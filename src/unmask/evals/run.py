@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 from unmask import sandbox
-from unmask.engine.decode import check_compatible
 from unmask.engine.generator import Generator
 from unmask.engine.load import load
-from unmask.engine.request import preset_name
+from unmask.engine.request import check_compatible, preset_name
 from unmask.errors import UnknownName, UnmaskError
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell

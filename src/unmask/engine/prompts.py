@@ -1,0 +1,41 @@
+"""What callers give to be decoded: one or many, text or token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from unmask.errors import UnmaskError
+
+Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
+Message: TypeAlias = dict[str, str]
+
+
+def as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+    """The prompts as a list, and whether there was just one."""
+    prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    if not isinstance(prompt, str | list | tuple):
+        raise UnmaskError(f"a prompt is a text or a list of token ids, got {type(prompt).__name__}")
+    if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
+        return [prompt], True  # ty: ignore[invalid-return-type]
+    return list(prompt), False  # ty: ignore[invalid-return-type]
+
+
+def token_rows(token_ids: Sequence[Any] | Tensor, vocab_size: int, device: torch.device) -> Int[Tensor, "b n"]:
+    """Token ids as rows on the device; one list of them is one row."""
+    try:
+        tokens = torch.as_tensor(token_ids, device=device)
+        tokens = tokens if tokens.numel() == 0 or not tokens.is_floating_point() else tokens.new_empty(0)
+        tokens = tokens.long()
+    except (TypeError, ValueError) as error:
+        raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n) of equal length: {error}") from error
+    tokens = tokens[None] if tokens.ndim == 1 else tokens
+    if tokens.ndim != 2 or tokens.numel() == 0:
+        raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n), got the shape {tuple(tokens.shape)}")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size:
+        raise UnmaskError(f"token ids must be in [0, {vocab_size})")
+    return tokens
