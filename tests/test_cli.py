@@ -125,9 +125,9 @@ def test_every_batch_is_printed_when_it_is_done(capsys, monkeypatch):
     printed = []
     real = Generator._decode
 
-    def watch(self, *arguments):
+    def watch(self, *arguments, **options):
         printed.append(capsys.readouterr().out)
-        return real(self, *arguments)
+        return real(self, *arguments, **options)
 
     monkeypatch.setattr(Generator, "_decode", watch)
     assert run(["generate", "--model", "toy", "a longer one", "b", "--batch-size", "1", "--max-tokens", "3"]) == 0

@@ -297,6 +297,7 @@ def bench_generate(
     prompt_tokens: flags.PromptTokens = None,
     shortest_prompt: flags.ShortestPrompt = None,
     uneven: flags.Uneven = False,
+    new_lengths: flags.NewLengths = False,
     batch: flags.Batch = None,
     cache: flags.Cache = None,
     refresh: flags.Refresh = None,
@@ -321,7 +322,7 @@ def bench_generate(
         "max_tokens": max_tokens,
     }
     sizes |= {"block_size": block_size, "refreshes": refresh, "repeats": repeats, "seed": seed}
-    sizes |= {"shortest_prompt": shortest_prompt, "uneven": uneven}
+    sizes |= {"shortest_prompt": shortest_prompt, "uneven": uneven, "new_lengths": new_lengths}
     chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
     chosen |= {"device": device, "dtype": dtype, "quantize": quantize}
     with terminal.status("preparing") as shown:

@@ -63,6 +63,10 @@ Uneven = Annotated[
     bool,
     typer.Option("--uneven", help="Rows at paces of their own, and each one token shorter than the one before."),
 ]
+NewLengths = Annotated[
+    bool,
+    typer.Option("--new-lengths", help="Prompts of every run a token shorter: what requests of other lengths cost."),
+]
 Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
 Cache = Annotated[
     list[str] | None, typer.Option(help="none, prefix or dual (may be repeated). [default: each of them]")

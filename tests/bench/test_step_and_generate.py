@@ -11,7 +11,7 @@ from unmask.bench.generate import bench_generate
 from unmask.bench.roofline import Call, Ceilings, floor
 from unmask.bench.step import bench_step
 from unmask.bench.subject import open_model
-from unmask.bench.workload import Workload
+from unmask.bench.workload import Request, Workload
 from unmask.cli import run
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
@@ -286,6 +286,28 @@ def test_the_generate_command_takes_rows_of_different_lengths_and_paces(capsys):
         assert (told["shortest_prompt"], told["policy"]["name"]) == (shortest, policy)
     assert run([*arguments, "--uneven", "--policy", "fixed"]) == 2
     assert "uneven rows have a policy of their own" in capsys.readouterr().err
+
+
+def test_every_run_of_new_lengths_is_of_prompts_that_no_run_has_had(capsys, monkeypatch):
+    lengths, made = [], Request.canvases
+    monkeypatch.setattr(Request, "canvases", lambda self, spec: lengths.append(self.prompt_tokens) or made(self, spec))
+    told = []
+    monkeypatch.setattr("unmask.bench.passes.expect", lambda model, *shape: told.append(shape))
+    arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--json"]
+    arguments += ["--block-size", "8", "--repeats", "2", "--cache", "none"]
+    assert run([*arguments, "--new-lengths"]) == 0
+    assert json.loads(capsys.readouterr().out)["new_lengths"] is True
+    assert lengths == [8, 8, 7, 6, 8]  # looked at, not counted, twice counted, and looked into
+    assert not told
+    assert run(arguments) == 0
+    assert told == [(1, 24)]
+    capsys.readouterr()
+    assert run([*(a for a in arguments if a != "--json"), "--new-lengths"]) == 0
+    assert "below 8" in capsys.readouterr().out
+    assert run([*arguments, "--new-lengths", "--shortest-prompt", "2"]) == 2
+    assert "leave out the shortest one" in capsys.readouterr().err
+    assert run([*arguments, "--new-lengths", "--repeats", "9"]) == 2
+    assert "8 tokens cannot be 9 tokens shorter" in capsys.readouterr().err
 
 
 def test_the_generate_command_prints_a_table_and_json(capsys):

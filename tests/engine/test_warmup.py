@@ -26,7 +26,10 @@ def test_every_batch_that_is_captured_is_decoded_and_some_of_different_lengths(c
         return iter(())
 
     monkeypatch.setattr(llm, "_decode", note)
+    expected = set()
+    monkeypatch.setattr(llm.model, "expect", lambda *shape: expected.add(shape), raising=False)
     llm.warmup(prompt_tokens=6, batch_size=5, max_tokens=8, policy="eb", cache=cache)
+    assert (decoded.pop(), chosen.pop()["passes"]) == ([5], 3)
     if cache == "dual":
         assert (decoded.pop(), chosen.pop()["name"]) == ([6, 1, 1, 1, 1], "Uneven")
     assert decoded[::2] == decoded[1::2] == [[6] * 5, [6] * 4, [6] * 2, [6], [6, 1, 1, 1, 1]]
@@ -34,7 +37,18 @@ def test_every_batch_that_is_captured_is_decoded_and_some_of_different_lengths(c
     assert [found["name"] for found in chosen[1::2]] == ["eb"] * 5
     decoded.clear()
     llm.warmup(prompt_tokens=6, max_tokens=8)
-    assert decoded == [[6], [6]]
+    assert decoded == [[6], [6], [5]]
+    assert sorted(expected) == [(1, 14), (2, 14), (4, 14), (5, 14)]
+
+
+def test_shorter_prompts_are_rehearsed_in_the_steps_in_which_they_are_captured():
+    def shorter(prompt_tokens, max_tokens):
+        found = rehearsals(prompt_tokens, max_tokens, 1, policies.get("eb"), cached=True)
+        return [lengths for lengths, _ in found if lengths != [prompt_tokens]]
+
+    assert shorter(300, 64) == [[299], [171], [43]]
+    assert shorter(4000, 1800) == [[3999], [159], [31]]
+    assert shorter(1, 64) == []
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
@@ -43,7 +57,7 @@ def test_rows_that_refresh_are_rehearsed_beside_rows_that_do_not(prompt_tokens, 
     model, mixed = random_model(tiny_config("llada")), []
     passed = type(model)._span_pass
     monkeypatch.setattr(type(model), "_span_pass", lambda *given: mixed.append(given) or passed(*given))
-    for lengths, policy in rehearsals(prompt_tokens, 3, policies.get("eb"), cached=True):
+    for lengths, policy in rehearsals(prompt_tokens, 64, 3, policies.get("eb"), cached=True):
         if isinstance(policy, Uneven):
             canvases = [Canvas.continuing([5] * n, 64, mask_id=model.spec.mask_id, block_size=32) for n in lengths]
             list(decode(model, canvases, policy, Settings(cache=cache)))

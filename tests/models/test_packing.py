@@ -141,3 +141,43 @@ def test_states_of_spans_are_as_wide_as_the_queries_and_positions_outside_a_span
     assert told.states.shape == (3, 6, model.shape.width)
     expected = model.predict(tokens, at=torch.tensor([[5, 4], [2, 2], [8, 7]])).logits
     torch.testing.assert_close(without.logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_canvases_for_which_nothing_is_planned_are_packed_though_none_is_padded(family, cached, states, monkeypatch):
+    model, seen = random_model(tiny_config(family), std=0.4), []
+    tokens, at = torch.randint(0, 60, (3, 11), generator=torch.Generator().manual_seed(0)), torch.tensor([[2, 7]] * 3)
+    caches = [KVCache.new(3, 12) if cached else None for _ in range(3)]
+    options = {"at": at, "states": states}
+    expected = model.predict(tokens, cache=caches[0], **options)
+    monkeypatch.setattr(type(model), "_is_planned", lambda self, *shape: shape in self._expected)
+    model.blocks[0].down.register_forward_hook(lambda _module, _given, out: seen.append(tuple(out.shape[:-1])))
+    found = [model.predict(tokens, cache=caches[1], **options)]
+    found.append(model.predict(tokens, lengths=torch.tensor([11, 11, 11]), cache=caches[2], **options))
+    assert seen == [(33, 1)] * 2
+    for prediction in found:
+        torch.testing.assert_close(prediction.logits, expected.logits, rtol=1e-4, atol=1e-5)
+        if states:
+            torch.testing.assert_close(prediction.states, expected.states, rtol=1e-4, atol=1e-5)
+    if cached:
+        for other in caches[1:]:
+            for kept, wanted in zip(other.storage.layers, caches[0].storage.layers, strict=True):
+                torch.testing.assert_close(torch.stack(kept), torch.stack(wanted), rtol=1e-4, atol=1e-5)
+    model.expect(3, 11)
+    assert torch.equal(model.predict(tokens, **options).logits, expected.logits)
+    assert seen[2:] == [(3, 11)]
+    assert model._is_planned(3, 11)
+
+
+def test_without_kernels_and_in_single_precision_nothing_needs_a_plan(monkeypatch):
+    model = random_model(tiny_config("llada"))
+    assert model._is_planned(1, 5)
+    monkeypatch.setattr(type(model), "_fused", True)
+    assert model._is_planned(1, 5)
+    model.bfloat16()
+    assert not model._is_planned(1, 5)
+    model.expect(1, 5)
+    assert model._is_planned(1, 5)
+    assert not model._is_planned(2, 5)

@@ -108,3 +108,18 @@ def test_nor_does_one_over_more_of_one_row_than_of_another(
     model.predict(tokens, cache=cache, queries=queries, states=states, **options)  # compiles
     never_waiting()
     model.predict(tokens, cache=cache, queries=queries, states=states, **options)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_canvases_of_a_length_that_nobody_expects_are_packed(make_llada: Any, cached: bool) -> None:
+    model = load_model(make_llada(n_heads=2, n_kv_heads=2), device="cuda", dtype="bfloat16").model
+    tokens, at = torch.arange(66, device="cuda").reshape(2, 33), torch.arange(4, 9, device="cuda").expand(2, -1)
+    caches = [KVCache.new(2, 64, "cuda") if cached else None for _ in range(2)]
+    unexpected = [model.predict(tokens, at=at, cache=caches[0]).logits.clone() for _ in range(4)]
+    model.expect(2, 33)
+    expected = [model.predict(tokens, at=at, cache=caches[1]).logits.clone() for _ in range(4)]
+    kinds = [kind for found in caches for kind, *_ in model.graphs_of(found and found.storage).whole._captured]
+    assert {isinstance(kind, tuple) and kind[0] == "packed" for kind in kinds} == {True, False}
+    for found in (unexpected, expected):
+        assert all(torch.equal(found[0], other) for other in found[1:])
+    torch.testing.assert_close(unexpected[0], expected[0], atol=2e-2, rtol=0.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask.bench.measure import now
-from unmask.bench.passes import events_of, floor_of, run_passes
+from unmask.bench.passes import announce, events_of, floor_of, run_passes
 from unmask.bench.roofline import Ceilings
 from unmask.bench.subject import Subject, ceilings_of
 from unmask.bench.workload import Request, Workload
@@ -85,7 +85,8 @@ def bench_generate(
 
 def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, ceilings: Ceilings) -> GenerateTiming:
     pool = StoragePool()
-    runs = [_run(model, request, pool) for _ in range(repeats + 1)][1:]
+    announce(model, request)
+    runs = [_run(model, request.run(number), pool) for number in range(repeats + 1)][1:]
     seconds = [whole for whole, _ in runs]
     passes = list(run_passes(model, request, pool, clocked=True))
     floors = [floor.seconds for found in passes if (floor := floor_of(model, found, ceilings)) is not None]

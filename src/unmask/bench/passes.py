@@ -21,7 +21,7 @@ from unmask.engine.clock import Clock
 from unmask.engine.decode import decode
 from unmask.engine.request import quantization_of
 from unmask.errors import OutOfMemory
-from unmask.models.base import MaskedLM, packs
+from unmask.models.base import MaskedLM, expect, packs
 from unmask.models.transformer import Transformer
 from unmask.settings import Settings
 from unmask.types import StepEvent
@@ -56,6 +56,13 @@ def events_of(
         yield from decode(model, canvases, request.policy, request.settings, clock=clock, pool=pool)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory("the device ran out of memory while decoding; use a smaller batch or fewer tokens") from error
+
+
+def announce(model: MaskedLM, request: Request) -> None:
+    """Have the model plan for a request that comes again and again, if its prompts are all of one length."""
+    lengths = {len(canvas.tokens) for canvas in request.canvases(model.spec)}
+    if len(lengths) == 1 and not request.new_lengths:
+        expect(model, request.batch, *lengths)
 
 
 def run_passes(model: MaskedLM, request: Request, pool: StoragePool, *, clocked: bool) -> Iterator[Pass]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.bench.passes import KINDS, REFRESH, Pass, floor_of, run_passes, watched_runs
+from unmask.bench.passes import KINDS, REFRESH, Pass, announce, floor_of, run_passes, watched_runs
 from unmask.bench.roofline import Ceilings
 from unmask.bench.subject import Subject, ceilings_of
 from unmask.bench.workload import Request, Workload
@@ -86,6 +86,7 @@ def _measure(
     model: MaskedLM, request: Request, repeats: int, subject: Subject, ceilings: Ceilings
 ) -> Iterator[StepTiming]:
     pool = StoragePool()
+    announce(model, request)
     _second_block(model, request, pool, clocked=False)
     runs = [_second_block(model, request, pool, clocked=clocked) for clocked in watched_runs(model.device, repeats)]
     whole = [found for run in runs[:repeats] for found in run]

@@ -6,7 +6,7 @@ What the rows say is of no interest, so that a checkpoint is needed no more than
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from unmask.settings import CACHES, Settings
 class Request:
     """What is decoded: `batch` random prompts, each continued by `max_tokens`.
 
-    They are of one length, or, with `shortest_prompt`, of lengths evenly spread from that one to `prompt_tokens`.
+    They are of one length, or, with `shortest_prompt`, of lengths evenly spread from that one to `prompt_tokens`. With
+    `new_lengths` every run has shorter ones than the run before, of lengths that no run has had.
     """
 
     policy: Policy
@@ -36,6 +37,7 @@ class Request:
     refresh: str = "block"
     seed: int = 0
     shortest_prompt: int | None = None
+    new_lengths: bool = False
     settings: Settings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,6 +48,8 @@ class Request:
             raise UnmaskError(
                 f"the shortest prompt must have 1 to {self.prompt_tokens} tokens, got {self.shortest_prompt}"
             )
+        if self.new_lengths and self.shortest_prompt is not None:
+            raise UnmaskError("with new lengths, prompts of a batch are all alike: leave out the shortest one")
         settings = Settings(
             max_tokens=self.max_tokens,
             block_size=self.block_size,
@@ -65,6 +69,14 @@ class Request:
             )
         check_compatible(self.policy, model, self.settings)
 
+    def run(self, number: int) -> Request:
+        """What the run of that number decodes; the first is 0."""
+        if not self.new_lengths:
+            return self
+        if number >= self.prompt_tokens:
+            raise UnmaskError(f"prompts of {self.prompt_tokens} tokens cannot be {number} tokens shorter")
+        return replace(self, prompt_tokens=self.prompt_tokens - number)
+
     def canvases(self, spec: ModelSpec) -> list[Canvas]:
         """Fresh ones, the same each time."""
         generator = torch.Generator().manual_seed(self.seed)
@@ -82,6 +94,8 @@ class Request:
 
     @property
     def prompt_in_words(self) -> str:
+        if self.new_lengths:
+            return f"below {self.prompt_tokens}"
         shortest = self.prompt_lengths[-1]
         return str(shortest) if shortest == self.prompt_tokens else f"{shortest}-{self.prompt_tokens}"
 
@@ -90,7 +104,7 @@ class Request:
         return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
+        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed", "new_lengths")
         own = {name: getattr(self, name) for name in names} | {"shortest_prompt": self.prompt_lengths[-1]}
         return {"policy": describe(self.policy)} | own
 
@@ -110,13 +124,15 @@ class Workload:
     seed: int = 0
     shortest_prompt: int | None = None
     uneven: bool = False  # rows at paces of their own, by the policy Uneven
+    new_lengths: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UnmaskError(f"repeats must be at least 1, got {self.repeats}")
         if self.uneven and self.policy is not None:
             raise UnmaskError("uneven rows have a policy of their own: leave out the other one")
-        self._combinations()  # raises what is wrong before a model is opened for it
+        for request in self._combinations():  # raises what is wrong before a model is opened for it
+            request.run(self.repeats)
 
     def requests(self, model: MaskedLM) -> list[Request]:
         """Every combination, if the model can decode it."""
@@ -141,6 +157,7 @@ class Workload:
                 refresh=refresh,
                 seed=self.seed,
                 shortest_prompt=self._shortest(prompt, batch),
+                new_lengths=self.new_lengths,
             )
             for prompt in self.prompt_tokens
             for batch in self.batches

@@ -28,7 +28,7 @@ from unmask.engine.prompts import Message, Prompt, as_batch, token_rows
 from unmask.engine.request import Plan, check_compatible, plan, quantization_of
 from unmask.engine.warmup import rehearsals
 from unmask.errors import OutOfMemory, UnmaskError
-from unmask.models.base import LoadedModel
+from unmask.models.base import LoadedModel, expect
 from unmask.policies import Policy
 from unmask.settings import Settings
 from unmask.trace.record import Trace
@@ -245,9 +245,9 @@ class Generator:
     ) -> None:
         """Do what the first requests would wait for: compile kernels, take memory, capture graphs.
 
-        For prompts of `prompt_tokens`, up to `batch_size` at a time, with these options. Other lengths work as well:
-        their passes over one block are ready too, and what is new is captured as it comes up, in tenths of a second.
-        Does nothing where there is no CUDA device.
+        For prompts of up to `prompt_tokens`, up to `batch_size` at a time, with these options; those of just that
+        length are the fastest. Longer ones work as well: their passes over one block are ready too, and what is new is
+        captured as it comes up. Does nothing where there is no CUDA device.
         """
         for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
             if value < 1:
@@ -258,8 +258,10 @@ class Generator:
         if self.model.device.type != "cuda":
             return
         cached = job.settings.cache != "none"
-        for lengths, chosen in rehearsals(prompt_tokens, batch_size, job.policy, cached=cached):
+        for lengths, chosen in rehearsals(prompt_tokens, job.max_tokens, batch_size, job.policy, cached=cached):
             canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in lengths]
+            if set(lengths) == {prompt_tokens}:
+                expect(self.model, len(canvases), len(canvases[0].tokens))
             for _ in self._decode(canvases, replace(job, policy=chosen)):
                 pass
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unmask.models.graphs import padded_rows
+from unmask.models.packing import CAPTURED, STEP
 from unmask.policies import Fixed, Policy
 from unmask.policies.uneven import Uneven
 
 
 def rehearsals(
-    prompt_tokens: int, batch_size: int, policy: Policy, *, cached: bool
+    prompt_tokens: int, max_tokens: int, batch_size: int, policy: Policy, *, cached: bool
 ) -> Iterator[tuple[list[int], Policy]]:
     """The lengths of the prompts of each batch, and the policy that decodes it.
 
     Batches of every size that is captured come first, the largest before the others, which fit into its storage. Three
     passes a block, because passes are captured when they come for the second or third time; and whatever the policy
     itself compiles. Then rows of different lengths, in step and, if they are `cached`, out of step: they have kernels
-    of their own, which serve here if they serve any batch of such sizes, since no other has more padding.
+    of their own, which serve here if they serve any batch of such sizes, since no other has more padding. Last, single
+    prompts that are shorter: the passes over a canvas whose length nobody expects are captured in steps.
     """
     sizes = sorted({padded_rows(rows) for rows in range(1, batch_size + 1)}, reverse=True)
     batches = [[prompt_tokens] * min(rows, batch_size) for rows in sizes]
@@ -27,3 +29,6 @@ def rehearsals(
         yield lengths, policy
     if cached and batch_size > 1:
         yield different, Uneven()
+    for length in range(prompt_tokens - 1, 0, -STEP):
+        if length == prompt_tokens - 1 or length + max_tokens <= CAPTURED:
+            yield [length], Fixed(passes=3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -129,6 +129,13 @@ def packs(model: MaskedLM) -> bool:
     """
     owner = _owner_of_predict(model)
     return owner is not None and vars(owner).get("packs", False)
+
+
+def expect(model: MaskedLM, rows: int, length: int) -> None:
+    """Say that passes over so many whole canvases of that length will come often, to a model that wants to know."""
+    told: Any = getattr(model, "expect", None)
+    if told is not None:
+        told(rows, length)
 
 
 def tells_states(model: MaskedLM) -> bool:

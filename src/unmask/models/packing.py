@@ -18,7 +18,10 @@ from torch import Tensor
 from unmask.models.transfer import on_device
 
 # With kernels, positions come in such steps; a tile of a product has as many.
-_POSITIONS = 128
+STEP = 128
+# Passes of up to so many are captured. Their shapes seldom come again, and more of them keep the device busy while they
+# are launched one by one.
+CAPTURED = 2048
 # Without, the share of the positions above which padding costs less than to do without it.
 _WORTH = 0.9
 
@@ -43,7 +46,7 @@ def is_worth_packing(positions: int, padded: int, *, kernels: bool) -> bool:
 
 
 def rounded(positions: int) -> int:
-    return -(-positions // _POSITIONS) * _POSITIONS
+    return -(-positions // STEP) * STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

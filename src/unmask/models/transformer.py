@@ -19,16 +19,14 @@ from torch import Tensor
 from unmask.cache.kv import KVCache, Layer, Storage
 from unmask.models import fused, plain
 from unmask.models.base import Prediction, check_request
-from unmask.models.packing import Packing, is_worth_packing, known_lengths, known_spans, rounded
+from unmask.models.packing import CAPTURED, Packing, is_worth_packing, known_lengths, known_spans, rounded
 from unmask.models.stack import Stack
 from unmask.models.transfer import on_device
 from unmask.models.visibility import padding_mask, shadow_mask
 
 # Beyond so many positions a pass keeps the device busy long enough for its launches not to show.
 _GRAPHED = 16_384
-# The same for packed rows, whose shapes seldom come again; it pays to launch them one by one sooner.
-_PACKED_GRAPHED = 2048
-# The lengths of the longest of them, in steps.
+# The lengths of the longest of packed rows, in steps.
 _LENGTHS = 256
 # Positions whose logits a graph may keep: 260 MB of LLaDA's.
 _KEPT_LOGITS = 1024
@@ -38,6 +36,10 @@ class Transformer(Stack):
     """A MaskedLM (see base.py for what `predict` promises)."""
 
     packs = True
+
+    def expect(self, rows: int, length: int) -> None:
+        """Say that passes over so many whole canvases of that length will come often."""
+        self._expected.add((rows, length))
 
     def predict(
         self,
@@ -144,12 +146,13 @@ class Transformer(Stack):
         layers, everything = None if storage is None else storage.layers, states or at is None
         places = None if cache is None else cache.places
         length, kept = tokens.shape[1], None if everything else self._feeding(at, None, tokens.shape[1])
-        spans = [(0, size) for size in known_lengths(lengths, length) or []]
-        if self._is_worth_packing(spans, tokens.numel()):
+        sizes = [length] * len(tokens) if lengths is None else known_lengths(lengths, length) or []
+        spans = [(0, size) for size in sizes]
+        if self._is_worth_packing(spans, tokens.numel()) or (spans and not self._is_planned(*tokens.shape)):
             found, packing = self._packed(tokens, spans, storage, places, kept)
             found = packing.unpacked(found, length) if kept is None else found
         else:
-            full = spans and all(size >= length for _, size in spans)
+            full = spans and min(sizes) >= length
             lengths = None if full or lengths is None else on_device(lengths, self.device)
             given = _present(places=places, lengths=lengths, kept=kept)
 
@@ -238,11 +241,19 @@ class Transformer(Stack):
 
         inputs = (packing.packed(tokens), packing.row, packing.position, packing.rows, *given.values())
         count, kind = packing.row.shape[0], ("packed", longest, *given)
-        (found,) = self._run_whole(storage, count, _PACKED_GRAPHED, run, *inputs, kind=kind)
+        (found,) = self._run_whole(storage, count, CAPTURED, run, *inputs, kind=kind)
         return found, packing
 
     def _is_worth_packing(self, spans: list[tuple[int, int]], padded: int) -> bool:
         return is_worth_packing(sum(end - first for first, end in spans), padded, kernels=self._fused)
+
+    def _is_planned(self, rows: int, length: int) -> bool:
+        """Whether whole canvases of this shape may attend through PyTorch's kernels.
+
+        In half precision they are the fastest there are, but a library takes a tenth of a second to plan for a new
+        shape. That pays where it comes often; packed rows need no plan, and share what is captured.
+        """
+        return not self._fused or self.dtype.itemsize != 2 or (rows, length) in self._expected
 
     def _run_whole(
         self,
