@@ -14,6 +14,7 @@ import typer
 
 from unmask import flags, terminal
 from unmask.errors import OutOfMemory, UnmaskError, WorkFailed
+from unmask.serve.config import ServerConfig
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,6 +110,28 @@ def chat(
     llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
     talk = Conversation(llm, policy=flags.choose_policy(llm, policy, set_), settings=settings, system=system)
     terminal.converse(talk)
+
+
+@app.command()
+@flags.with_server()
+@flags.with_settings(early_stop=True)
+def serve(
+    settings: Settings,
+    config: ServerConfig,
+    model: flags.Model = flags.DEFAULT_MODEL,
+    policy: flags.PolicyName = None,
+    set_: flags.PolicyField = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    quantize: flags.Quantize = None,
+    revision: flags.Revision = None,
+) -> None:
+    """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
+    serving, config = flags.serving(), flags.with_api_key(config)
+    with serving.bind(config) as bound:
+        llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
+        chosen = flags.choose_policy(llm, policy, set_)
+        serving.Server(llm, config, policy=chosen, settings=settings, say=terminal.note).run(bound)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import json
 import os
@@ -12,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from unmask.errors import UnmaskError
+from unmask.serve.config import ServerConfig
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,18 +86,28 @@ BenchPolicy = Annotated[
 
 def with_settings(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every field of Settings; what was typed arrives as its first argument."""
-    hints = get_type_hints(Settings)
-    flags = [_flag(item.name, hints[item.name], item, defaults) for item in fields(Settings)]
+    return _with_fields(Settings, defaults)
+
+
+def with_server() -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same for ServerConfig; its API key is no flag, since others on the machine can read those."""
+    return _with_fields(ServerConfig, {})
+
+
+def _with_fields(kind: Any, defaults: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Flags for the fields of a dataclass that have a help text."""
+    hints = get_type_hints(kind)
+    shown = [item for item in fields(kind) if item.metadata]
+    flags = [_flag(item.name, hints[item.name], item, defaults) for item in shown]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        first, *own = inspect.signature(command, eval_str=True).parameters.values()
 
         @wraps(command)
         def wrapper(**values: Any) -> None:
-            typed = {item.name: values.pop(item.name) for item in fields(Settings)}
-            command(
-                Settings(**defaults | {name: value for name, value in typed.items() if value is not None}), **values
-            )
+            typed = {item.name: values.pop(item.name) for item in shown}
+            made = kind(**defaults | {name: value for name, value in typed.items() if value is not None})
+            command(**{first.name: made}, **values)
 
         keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         wrapper.__signature__ = inspect.Signature([*keyword, *flags])  # ty: ignore[missing-attribute]
@@ -163,6 +176,22 @@ def load(
     from unmask.engine.load import load as load_generator
 
     return load_generator(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
+
+
+def serving() -> ModuleType:
+    """What runs a server, if it is installed."""
+    try:
+        return importlib.import_module("unmask.serve.run")
+    except ModuleNotFoundError as error:
+        raise UnmaskError(f"serving needs {error.name}, which is missing: pip install 'unmask[serve]'") from error
+
+
+def with_api_key(config: ServerConfig) -> ServerConfig:
+    """The key that clients must show comes from the environment."""
+    key = os.environ.get("UNMASK_API_KEY")
+    if key == "":
+        raise UnmaskError("UNMASK_API_KEY is empty: give it a value, or unset it to serve everybody")
+    return replace(config, api_key=key)
 
 
 def about_model(model: str, prompts: list[str]) -> str | None:

@@ -26,7 +26,7 @@ from unmask.engine.likelihood import loglikelihood
 from unmask.engine.output import continued, filled, is_complete
 from unmask.engine.prompts import Message, Prompt, as_batch, token_rows
 from unmask.engine.request import Plan, check_compatible, plan, quantization_of
-from unmask.engine.warmup import rehearsals
+from unmask.engine.warmup import Rehearsal, rehearsals
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.base import LoadedModel, expect
 from unmask.policies import Policy
@@ -258,12 +258,22 @@ class Generator:
         if self.model.device.type != "cuda":
             return
         cached = job.settings.cache != "none"
-        for lengths, chosen in rehearsals(prompt_tokens, job.max_tokens, batch_size, job.policy, cached=cached):
-            canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in lengths]
-            if set(lengths) == {prompt_tokens}:
-                expect(self.model, len(canvases), len(canvases[0].tokens))
-            for _ in self._decode(canvases, replace(job, policy=chosen)):
-                pass
+        for found in rehearsals(prompt_tokens, job.max_tokens, batch_size, job.policy, cached=cached):
+            self._rehearse(found, replace(job, policy=found.policy), prompt_tokens)
+
+    def _rehearse(self, found: Rehearsal, job: Plan, prompt_tokens: int) -> None:
+        lengths = found.lengths if found.joining is None else [*found.lengths, found.joining]
+        canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in lengths]
+        if set(lengths) == {prompt_tokens}:
+            expect(self.model, len(canvases), len(canvases[0].tokens))
+        late = canvases[len(found.lengths) :]
+
+        def arrivals(room: int, longest: int | None) -> list[Canvas]:
+            come, late[:] = list(late), []
+            return come
+
+        for _ in self._decode(canvases[: len(found.lengths)], job, arrivals=arrivals, rows=len(canvases)):
+            pass
 
     def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):

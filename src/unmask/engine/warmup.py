@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from unmask.models.graphs import padded_rows
 from unmask.models.packing import CAPTURED, STEP
 from unmask.policies import Fixed, Policy
-from unmask.policies.uneven import Uneven
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A batch to decode: how long its prompts are, and by which policy."""
+
+    lengths: list[int]
+    policy: Policy
+    joining: int | None = None  # length of a prompt that comes when the others have begun
 
 
 def rehearsals(
     prompt_tokens: int, max_tokens: int, batch_size: int, policy: Policy, *, cached: bool
-) -> Iterator[tuple[list[int], Policy]]:
-    """The lengths of the prompts of each batch, and the policy that decodes it.
+) -> Iterator[Rehearsal]:
+    """Batches that need, between them, all that requests of up to these sizes need.
 
     Batches of every size that is captured come first, the largest before the others, which fit into its storage. Three
     passes a block, because passes are captured when they come for the second or third time; and whatever the policy
-    itself compiles. Then rows of different lengths, in step and, if they are `cached`, out of step: they have kernels
+    itself compiles. Then rows of different lengths, and, if they are `cached`, one that joins others: they have kernels
     of their own, which serve here if they serve any batch of such sizes, since no other has more padding. Last, single
     prompts that are shorter: the passes over a canvas whose length nobody expects are captured in steps.
     """
     sizes = sorted({padded_rows(rows) for rows in range(1, batch_size + 1)}, reverse=True)
     batches = [[prompt_tokens] * min(rows, batch_size) for rows in sizes]
     different = [prompt_tokens, *[1] * (batch_size - 1)]
+    three = Fixed(passes=3)
     for lengths in [*batches, different] if batch_size > 1 else batches:
-        yield lengths, Fixed(passes=3)
-        yield lengths, policy
+        yield Rehearsal(lengths=lengths, policy=three)
+        yield Rehearsal(lengths=lengths, policy=policy)
     if cached and batch_size > 1:
-        yield different, Uneven()
+        yield Rehearsal(lengths=different[:-1], policy=three, joining=prompt_tokens)
     for length in range(prompt_tokens - 1, 0, -STEP):
         if length == prompt_tokens - 1 or length + max_tokens <= CAPTURED:
-            yield [length], Fixed(passes=3)
+            yield Rehearsal(lengths=[length], policy=three)

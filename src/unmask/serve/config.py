@@ -1,0 +1,43 @@
+"""Where a server listens, and how much it takes on. Imports nothing of the extra, so that the flags can be shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from unmask.errors import UnmaskError
+
+
+def _option(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"help": about})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything about a server that is not the model, the policy or the settings."""
+
+    host: str = _option("127.0.0.1", "Address to listen at; 0.0.0.0: every one that the machine has.")
+    port: int = _option(8000, "Port to listen at; 0: a free one.")
+    max_batch_size: int = _option(8, "Texts decoded together.")
+    max_queue: int = _option(64, "Texts that may wait; whoever comes then is told to come again (429).")
+    max_body_bytes: int = _option(4 * 2**20, "Largest request body.")
+    served_model_name: str | None = _option(None, "Name of the model for clients. [default: as loaded]")
+    warmup_prompt_tokens: int | None = _option(
+        None, "Length of the prompts to warm up for, on CUDA; 0: do not. [default: 512, or what fits]"
+    )
+    grace_s: float = _option(30.0, "Seconds that requests have left when the server is told to stop.")
+    api_key: str | None = field(default=None, repr=False)  # what clients must show; None: nothing
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_queue", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise UnmaskError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 <= self.grace_s < float("inf"):
+            raise UnmaskError(f"grace_s must be a number of at least 0, got {self.grace_s}")
+        if not 0 <= self.port < 2**16:
+            raise UnmaskError(f"port must be in [0, 65535], got {self.port}")
+        if self.warmup_prompt_tokens is not None and self.warmup_prompt_tokens < 0:
+            raise UnmaskError(f"warmup_prompt_tokens must be at least 0, got {self.warmup_prompt_tokens}")
+        for name in ("host", "served_model_name", "api_key"):
+            if getattr(self, name) == "":
+                raise UnmaskError(f"{name} must not be empty")

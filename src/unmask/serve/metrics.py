@@ -1,0 +1,86 @@
+"""What Prometheus reads at /metrics. Each app has a registry of its own, so that several may live in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+
+from unmask.types import StreamEvent
+
+__all__ = ["CONTENT_TYPE", "Counting", "Metrics"]
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """Counters of one server."""
+
+    def __init__(self) -> None:
+        own = self.registry = CollectorRegistry()
+        self.requests = Counter("unmask_http_requests_total", "Requests answered.", ["route", "status"], registry=own)
+        self.in_flight = Gauge("unmask_http_requests_in_flight", "Requests not answered yet.", registry=own)
+        self.duration = Histogram(
+            "unmask_http_request_duration_seconds",
+            "From a request to the end of its answer.",
+            ["route"],
+            buckets=SECONDS,
+            registry=own,
+        )
+        self.waiting = Gauge("unmask_queue_texts", "Texts that wait to be decoded.", registry=own)
+        self.passes = Counter(
+            "unmask_forward_passes_total", "Forward passes, counted for each text in the batch.", registry=own
+        )
+        self.committed = Counter(
+            "unmask_committed_tokens_total", "Tokens committed; one that was reopened counts again.", registry=own
+        )
+        self.kept = Counter("unmask_kept_tokens_total", "Tokens of the texts that were finished.", registry=own)
+        self.prompt = Counter("unmask_prompt_tokens_total", "Tokens of the prompts that were finished.", registry=own)
+        self.first_text = Histogram(
+            "unmask_time_to_first_text_seconds",
+            "From joining the queue to the first letter that is certain.",
+            buckets=SECONDS,
+            registry=own,
+        )
+
+    def heard(self, event: StreamEvent) -> None:
+        """Count what one pass did to one text."""
+        if event.step is not None:
+            self.passes.inc()
+            self.committed.inc(len(event.step.committed))
+        if event.output is not None:
+            self.kept.inc(event.output.usage.completion_tokens)
+            self.prompt.inc(event.output.usage.prompt_tokens)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class Counting:
+    """Counts and times every request; a plain ASGI layer, so that streams and disconnections pass through it."""
+
+    def __init__(self, app: Callable[..., Any], metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def sending(message: dict[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        with self.metrics.in_flight.track_inprogress():
+            try:
+                await self.app(scope, receive, sending)
+            finally:
+                # The route's pattern, not the path: anybody can make up paths, and each would stay for ever.
+                route = getattr(scope.get("route"), "path", "other")
+                self.metrics.requests.labels(route, status).inc()
+                self.metrics.duration.labels(route).observe(time.perf_counter() - began)

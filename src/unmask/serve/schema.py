@@ -1,0 +1,213 @@
+"""What comes in and goes out over HTTP: OpenAI's requests and answers, and what we add to them under `decoding`.
+
+pydantic lives only here. A request is checked for its shape; what its values mean is for translate.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+
+from unmask.settings import Settings
+
+MOST_CHOICES = 128  # of one prompt, as with OpenAI
+# Instead of a line for each form that a value may have.
+FORMS = {
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "suffix": "a text or a list of token ids",
+    "stop": "a string or a list of strings",
+    "content": 'a string or a list of parts {"type": "text", "text": ...}',
+}
+
+
+def _decoding_schema() -> dict[str, Any]:
+    known = TypeAdapter(Settings).json_schema()["properties"]
+    own = {"policy": {"type": "string"}, "step_map": {"type": "boolean"}}
+    about = "How to decode: a policy, its parameters, any of our settings; and whether a step map is wanted."
+    return {"type": "object", "description": about, "properties": own | known, "additionalProperties": True}
+
+
+Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
+TokenIds = list[int]
+
+
+class _Checked(BaseModel):
+    # Strict: what is written "5" or true is no number. Extra fields are kept, to be told of.
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(_Checked):
+    """`include_usage` asks for a last chunk with the usage of the whole request."""
+
+    include_usage: bool | None = None
+
+
+class TextPart(_Checked):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Checked):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+
+class _Request(_Checked):
+    model: str | None = Field(None, description="The served model; left out: the same.")
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = Field(
+        None, description="Left out: the server's, which is 0 unless it was told otherwise."
+    )
+    top_p: float | None = None
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Any = None
+    decoding: Decoding | None = None
+
+
+class CompletionRequest(_Request):
+    """A prompt to continue, or the gap between it and a suffix to fill."""
+
+    prompt: str | list[str] | TokenIds | list[TokenIds]
+    suffix: str | TokenIds | None = None
+
+
+class ChatRequest(_Request):
+    """A conversation to answer."""
+
+    messages: list[Message] = Field(min_length=1)
+
+
+class Usage(BaseModel):
+    """What was read and written, in tokens; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class DecodingReport(BaseModel):
+    """How it was decoded; passes are those of all choices together."""
+
+    policy: str
+    forward_passes: int
+    tokens_per_pass: float
+    ignored: list[str]
+    step_map: list[int] | list[list[int]] | None = None
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ChatText(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatText
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class _Answer(BaseModel):
+    id: str
+    created: int
+    model: str
+    usage: Usage | None = None
+    decoding: DecodingReport | None = None
+
+
+class Completion(_Answer):
+    """The answer to a CompletionRequest, and each chunk of one that is streamed."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+
+
+class ChatCompletion(_Answer):
+    """The answer to a ChatRequest."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class ChatChunk(_Answer):
+    """A chunk of an answer that is streamed."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "unmask"
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What every error looks like."""
+
+    error: ErrorDetail
+
+
+def complaint(errors: Sequence[Any]) -> tuple[str, str | None]:
+    """The first of pydantic's errors in one line, and the field that it is about."""
+    first = errors[0]
+    place = [part for part in first["loc"] if part != "body"]
+    param = ""
+    for part in place:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+        if part in FORMS:  # what follows names the form that was tried, not a place
+            return f"{param} must be {FORMS[str(part)]}", param
+    if not param:
+        return "the body must be a JSON object", None
+    if first["type"] == "missing":
+        return f"{param} is missing", param
+    said = first["msg"]
+    wanted = said.removeprefix("Input should be ")
+    return (f"{param}: {said}" if wanted == said else f"{param} must be {wanted}"), param

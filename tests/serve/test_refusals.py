@@ -1,0 +1,219 @@
+"""What is refused: the status, OpenAI's body, the field that it is about, and a message of one line."""
+
+import json
+
+import pytest
+from openai import AuthenticationError, BadRequestError, NotFoundError
+from serve.servers import running
+
+import unmask
+
+CHAT = "/v1/chat/completions"
+HI = {"prompt": "Hi", "max_tokens": 4}
+TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+DEEP = 300_000
+
+
+def check(body: dict, *, param: str | None, says: str, kind: str = "invalid_request_error") -> None:
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == (kind, param)
+    assert says in error["message"]
+    assert "\n" not in error["message"]
+
+
+WRONG = {
+    "no prompt": ({}, "prompt", "prompt must be a text"),
+    "a number as a prompt": ({"prompt": 5}, "prompt", "prompt must be a text"),
+    "texts and ids": ({"prompt": ["a", 1]}, "prompt", "prompt must be a text"),
+    "truth values as ids": ({"prompt": [True]}, "prompt", "prompt must be a text"),
+    "no prompts": ({"prompt": []}, "prompt", "empty list"),
+    "ids beyond the vocabulary": ({"prompt": [10**30]}, None, "token ids in [0,"),
+    "half a character": ({"prompt": "\ud800"}, None, "surrogate"),
+    "a mask": ({"prompt": "[MASK]"}, None, "mask token"),
+    "too long": ({"prompt": "x" * 5000}, None, "4096 positions"),
+    "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),
+    "nothing to write": ({**HI, "max_tokens": 0}, "max_tokens", "at least 1"),
+    "a word for a number": ({**HI, "temperature": "hot"}, "temperature", "temperature must be a valid number"),
+    "temperature below 0": ({**HI, "temperature": -1}, "temperature", "at least 0"),
+    "top_p of 0": ({**HI, "top_p": 0}, "top_p", "(0, 1]"),
+    "seed below 0": ({**HI, "seed": -1}, "seed", "at least 0"),
+    "last seed too large": ({**HI, "seed": 2**63 - 1, "n": 2}, "seed", "below 2**63"),
+    "no choice": ({**HI, "n": 0}, "n", "n must be greater than or equal to 1"),
+    "too many choices": ({**HI, "n": 129}, "n", "less than or equal to 128"),
+    "more texts than the queue has room for": ({**HI, "prompt": ["a"] * 33, "n": 2}, None, "66 texts"),
+    "an empty stop": ({**HI, "stop": ""}, "stop", "not empty"),
+    "a number as a stop": ({**HI, "stop": [1]}, "stop", "a string or a list of strings"),
+    "a word for a truth value": ({**HI, "stream": "yes"}, "stream", "boolean"),
+    "usage without a stream": ({**HI, "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    "both lengths": ({**HI, "max_completion_tokens": 5}, "max_completion_tokens", "different values"),
+    "two temperatures": ({**HI, "temperature": 0.5, "decoding": {"temperature": 1}}, "temperature", "different values"),
+    "decoding as a list": ({**HI, "decoding": []}, "decoding", "dictionary"),
+    "misspelt parameter": ({**HI, "decoding": {"treshold": 1}}, "decoding.treshold", "did you mean 'threshold'?"),
+    "misspelt setting": ({**HI, "decoding": {"block_sise": 1}}, "decoding.block_sise", "did you mean 'block_size'?"),
+    "parameter of another": ({**HI, "decoding": {"kl": 1}}, "decoding.kl", "a parameter of policies such as klass"),
+    "parameter out of range": ({**HI, "decoding": {"threshold": 7}}, "decoding.threshold", "(0, 1]"),
+    "setting out of range": ({**HI, "decoding": {"top_k": -1}}, "decoding.top_k", "at least 0"),
+    "unknown cache": ({**HI, "decoding": {"cache": "dul"}}, "decoding.cache", "did you mean 'dual'?"),
+    "unknown policy": ({**HI, "decoding": {"policy": "meanfield"}}, "decoding.policy", "did you mean 'mean_field'?"),
+    "no name": ({**HI, "decoding": {"policy": None}}, "decoding.policy", "must be a name"),
+    "a word for a step map": ({**HI, "decoding": {"step_map": "yes"}}, "decoding.step_map", "true or false"),
+    "a parameter that would overflow": (
+        {**HI, "decoding": {"policy": "fixed", "tokens_per_pass": 10**30}},
+        "decoding.tokens_per_pass",
+        "at most 4096",
+    ),
+    "parameters that exclude each other": (
+        {**HI, "decoding": {"policy": "fixed", "passes": 3, "tokens_per_pass": 2}},
+        "decoding",
+        "tokens_per_pass",
+    ),
+    "a cache that the policy cannot use": ({**HI, "decoding": {"policy": "dawn", "cache": "dual"}}, None, "dawn needs"),
+}
+UNSUPPORTED = {
+    "tools": [{"type": "function"}],
+    "tool_choice": "required",
+    "response_format": {"type": "json_object"},
+    "logprobs": 0,
+    "top_logprobs": 2,
+    "logit_bias": {"5": 1},
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "best_of": 2,
+    "echo": True,
+    "guided_json": {},
+}
+NOT_JSON = {
+    "half an object": (b'{"prompt": "Hi"', "not JSON"),
+    "not UTF-8": (b'{"prompt": "\xff"}', "not UTF-8"),
+    "NaN": (b'{"prompt": "Hi", "temperature": NaN}', "NaN is no number"),
+    "infinity": (b'{"prompt": "Hi", "x": -Infinity}', "-Infinity is no number"),
+    "too deep": (b"[" * DEEP + b"]" * DEEP, "nested too deeply"),
+    "deep inside": (b'{"prompt":"Hi","decoding":{"top_k":' + b"[" * 985 + b"]" * 985 + b"}}", "nested too deeply"),
+    "a number of 5000 digits": (b'{"prompt": "Hi", "seed": ' + b"1" * 5000 + b"}", "4300 digits"),
+    "beyond floating point": (b'{"prompt": "Hi", "temperature": 1e999}', "got inf"),
+    "a list": (b"[]", "must be a JSON object"),
+    "null": (b"null", "must be a JSON object"),
+    "nothing": (b"", "must be a JSON object"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_request_is_400_and_names_the_field(case, toy_served):
+    body, param, says = WRONG[case]
+    status, answer = toy_served.post(body)
+    assert status == 400
+    check(answer, param=param, says=says)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_field_that_would_change_the_answer_is_400(name, toy_served):
+    for path, body in (("/v1/completions", HI), (CHAT, TALK)):
+        status, answer = toy_served.post({**body, name: UNSUPPORTED[name]}, path)
+        assert status == 400
+        check(answer, param=name, says="not supported")
+
+
+@pytest.mark.parametrize("case", NOT_JSON)
+def test_a_body_that_is_no_proper_json_is_400(case, toy_served):
+    raw, says = NOT_JSON[case]
+    status, answer = toy_served.post(raw)
+    assert status == 400
+    assert says in answer["error"]["message"]
+
+
+MESSAGES = {
+    "none": ([], "messages", "messages"),
+    "no role": ([{"content": "Hi"}], "messages[0].role", "missing"),
+    "unknown role": ([{"role": "usr", "content": "Hi"}], "messages[0].role", "'system', 'developer', 'user'"),
+    "no content": ([{"role": "user"}], "messages[0].content", "must be a string or a list of parts"),
+    "a picture": (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        "messages[0].content",
+        "must be a string or a list of parts",
+    ),
+    "calls of tools": (
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"id": "c"}]}],
+        "messages[1].tool_calls",
+        "not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_a_wrong_message_is_400_and_named(case, toy_served):
+    messages, param, says = MESSAGES[case]
+    status, answer = toy_served.post({"messages": messages}, CHAT)
+    assert status == 400
+    check(answer, param=param, says=says)
+
+
+def test_a_model_without_a_chat_template_says_so(make_llada):
+    folder = make_llada()
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    with running(unmask.load(str(folder), device="cpu")) as found:
+        status, answer = found.post(TALK, CHAT)
+    assert status == 400
+    check(answer, param=None, says="no chat template")
+
+
+def test_the_official_client_raises_what_it_should(toy_served):
+    with pytest.raises(NotFoundError) as missing:
+        toy_served.client().completions.create(model="gpt-4", prompt="Hi")
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(NotFoundError, match="'a/b' does not exist"):
+        toy_served.client().models.retrieve("a/b")
+    with pytest.raises(BadRequestError, match="top_p must be in") as wrong:
+        toy_served.client().completions.create(model="toy", prompt="Hi", top_p=2)
+    assert wrong.value.param == "top_p"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)])
+def test_unknown_places_and_methods_have_the_same_body(method, path, status, toy_served):
+    found, headers, text = toy_served.send(method, path)
+    assert found == status
+    check(json.loads(text), param=None, says=f"{method} {path}")
+    assert headers.get("Allow") == ("POST" if status == 405 else None)
+
+
+def test_a_body_that_is_not_called_json_is_400(toy_served):
+    for kind in ("text/plain", ""):
+        status, answer = toy_served.post(HI, **{"Content-Type": kind})
+        assert status == 400
+        check(answer, param=None, says="Content-Type: application/json")
+    assert toy_served.post(HI, **{"Content-Type": "application/json; charset=utf-8"})[0] == 200
+
+
+def test_a_body_that_is_too_large_is_413_told_or_not(toy):
+    with running(toy, max_body_bytes=200) as found:
+        large = json.dumps(HI | {"pad": "x" * 200}).encode()
+        status, answer = found.post(large)
+        assert status == 413
+        check(answer, param=None, says="larger than 200 bytes")
+        pieces = iter([large[:150], large[150:]])  # sent in chunks, without a length
+        status, _, text = found.send("POST", "/v1/completions", pieces)
+        assert status == 413
+        assert json.loads(text)["error"]["code"] == "body_too_large"
+        assert found.post(json.dumps(HI).ljust(200).encode())[0] == 200
+        assert found.post(b"x" * 2**25)[0] == 413  # which is heard though the client was still sending
+
+
+def test_with_a_key_only_health_is_open(toy):
+    with running(toy, api_key="sesame") as found:
+        assert found.send("GET", "/health")[0] == 200
+        for headers in ({}, {"Authorization": "Bearer open"}, {"Authorization": "Basic sesame"}):
+            for path in ("/v1/models", "/metrics", "/v1/nothing"):
+                status, _, text = found.send("GET", path, headers=headers)
+                assert status == 401
+                check(json.loads(text), param=None, says="API key")
+        with pytest.raises(AuthenticationError):
+            found.client(api_key="sesam").completions.create(model="toy", prompt="Hi")
+        answer = found.client(api_key="sesame").completions.create(model="toy", prompt="Hi", max_tokens=4)
+        assert answer.usage.completion_tokens == 4
+
+
+def test_a_long_value_is_not_sent_back_in_full(toy_served):
+    status, answer = toy_served.post({**HI, "decoding": {"cache": "x" * 100_000}})
+    assert status == 400
+    assert len(answer["error"]["message"]) < 600
