@@ -5,6 +5,7 @@ Knows nothing of torch, so that the command line can show its flags at once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from unmask.errors import UnknownName, UnmaskError
 
 CACHES = ("none", "prefix", "dual")
+MOST_GUIDANCE = 1000  # beyond it, logits overflow
+_LARGEST = sys.float_info.max
 
 
 def _setting(default: Any, about: str) -> Any:
@@ -60,10 +63,10 @@ class Settings:
                 raise UnmaskError(f"{name} must be a whole number of at least {low}, got {value!r}")
         if self.seed >= 2**63:
             raise UnmaskError(f"seed must be below 2**63, got {self.seed}")
-        for name in ("temperature", "cfg_scale"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0.0 <= value < float("inf"):
-                raise UnmaskError(f"{name} must be a number of at least 0, got {value!r}")
+        if not _is_number(self.temperature) or not 0.0 <= self.temperature <= _LARGEST:
+            raise UnmaskError(f"temperature must be a number of at least 0, got {self.temperature!r:.80}")
+        if not _is_number(self.cfg_scale) or not 0.0 <= self.cfg_scale <= MOST_GUIDANCE:
+            raise UnmaskError(f"cfg_scale must be in [0, {MOST_GUIDANCE}], got {self.cfg_scale!r:.80}")
         if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
             raise UnmaskError(f"top_p must be in (0, 1], got {self.top_p!r}")
         if self.cache not in CACHES:
@@ -91,12 +94,12 @@ class Settings:
         if self.refresh == "block":
             return 1, None
         kind, _, value = str(self.refresh).partition(":")
-        if kind == "blocks" and value.isdecimal() and int(value) >= 1:
+        if kind == "blocks" and value.isdecimal() and len(value) < 10 and int(value) >= 1:
             return int(value), None
         if kind == "drift" and 0.0 < _number(value) < float("inf"):
             return None, float(value)
         forms = "'block' or 'blocks:N' with N of at least 1, or 'drift:X' with X above 0"
-        raise UnmaskError(f"refresh must be {forms}, got {self.refresh!r}")
+        raise UnmaskError(f"refresh must be {forms}, got {self.refresh!r:.80}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:

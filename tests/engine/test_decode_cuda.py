@@ -101,6 +101,12 @@ def test_rows_that_join_get_the_tokens_of_the_cpu(config, cache, policy):
 
         list(decode(there, canvases[:2], policies.get(policy), settings, pool=pool, arrivals=arrivals, rows=3))
         assert [(canvas.tokens, canvas.step_map) for canvas in canvases] == alone
+    canvases = [Canvas.continuing(list(prompt), 48, **sizes) for prompt in PROMPTS]
+    for number, _ in enumerate(decode(there, canvases, policies.get(policy), settings, pool=pool)):
+        canvases[1].abandoned |= number == 17
+    others = [row for row in range(len(PROMPTS)) if row != 1]
+    assert [(canvases[row].tokens, canvases[row].step_map) for row in others] == [alone[row] for row in others]
+    assert canvases[1].passes < canvases[0].passes
 
 
 PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]

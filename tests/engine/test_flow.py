@@ -1,5 +1,6 @@
 """Requests that join a batch under way get what they would get alone, in their turn."""
 
+import gc
 import itertools
 from collections import deque
 
@@ -12,6 +13,7 @@ from unmask import policies
 from unmask.cache.kv import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
+from unmask.engine.flow import Request, flow
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.random_weights import random_model
 from unmask.models.toy import SENTENCE
@@ -168,6 +170,61 @@ def test_a_canvas_longer_than_the_storage_waits_for_the_next_batch(make_llada):
     assert len(order) == 16
 
 
+@pytest.mark.parametrize("when", range(4))
+@pytest.mark.parametrize("name", ["fixed", "threshold"])
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_who_leaves_changes_nothing_for_the_others_though_the_next_pass_may_have_begun(cache, name, when, monkeypatch):
+    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: True)
+    model, settings = random_model(tiny_config("llada"), std=0.4), Settings(cache=cache)
+    sizes = {"mask_id": model.spec.mask_id, "block_size": 5}
+    rows, alone = ([Canvas.continuing([n, 3], 10, **sizes) for n in range(3)] for _ in range(2))
+    passes = 0
+    for number, event in enumerate(decode(model, rows, policies.get(name), settings)):
+        if number // 3 == when and event.row == 0:
+            rows[1].abandoned = True
+        passes += event.row == 1
+    assert passes in (when + 1, when + 2)
+    for row in (0, 2):
+        list(decode(model, [alone[row]], policies.get(name), settings))
+        assert (rows[row].tokens, rows[row].step_map) == (alone[row].tokens, alone[row].step_map)
+
+
+def test_a_row_that_gets_free_is_taken_in_the_next_pass(toy):
+    waiting = deque(toy.request("x", policy="fixed", max_tokens=3) for _ in range(3))
+    requests, batches = list(waiting), []
+
+    def counted(*given, **options):
+        batches.append(given)
+        return toy._decode(*given, **options)
+
+    events = [(requests.index(request), event.step.step) for request, event in flow(waiting, counted, rows=1)]
+    assert events == [(number, step) for number in range(3) for step in range(3)]
+    assert len(batches) == 1
+
+
+def test_a_flow_keeps_nothing_of_those_who_are_done(toy):
+    waiting, there = deque(toy.request("x", policy="fixed", max_tokens=2) for _ in range(30)), []
+    for _, event in toy.flow(waiting, rows=2):
+        if event.output is not None:
+            gc.collect()
+            there.append(sum(type(found) is Request for found in gc.get_objects()))
+    assert there[0] >= 30
+    assert there[-1] <= 5
+
+
+def test_who_is_abandoned_while_waiting_hears_of_it_before_the_batch_is_done(toy):
+    waiting = deque(toy.request("x", policy="fixed", max_tokens=20) for _ in range(2))
+    late = toy.request("y", policy="fixed", max_tokens=2)
+    late.abandon()
+    order = []
+    for request, _ in toy.flow(waiting, rows=3):
+        if len(order) == 4:
+            waiting.append(late)
+        order.append(request is late)
+    assert order.count(True) == 1
+    assert order.index(True) < 10
+
+
 def test_who_is_abandoned_leaves_after_the_pass_under_way(toy):
     waiting = deque(toy.request("x", policy="fixed", max_tokens=20) for _ in range(3))
     one, two, three = waiting
@@ -216,6 +273,14 @@ def test_a_suffix_stays_where_it_is_and_the_text_before_it_is_asked_for(make_lla
     whole = llm.infill([3, 1, 4, *[llm.spec.mask_id] * 6, 1, 5], block_size=4)
     assert event.output.canvas_ids == whole.token_ids[3:9]
     assert event.output.usage.prompt_tokens == 5
+
+
+def test_only_what_begins_a_canvas_has_the_token_of_a_beginning(make_dream):
+    llm = unmask.load(str(make_dream()))
+    request = llm.request("the", suffix="end", max_tokens=3)
+    before, after = (llm.codec.encode(text, special=False) for text in ("the", "end"))
+    assert llm.spec.add_bos
+    assert request.canvas.tokens == [llm.spec.bos_id, *before, *[llm.spec.mask_id] * 3, *after]
 
 
 def test_a_request_that_is_wrong_is_refused_before_anything_is_decoded(toy):

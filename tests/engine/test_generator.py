@@ -165,6 +165,31 @@ def test_a_stream_holds_back_what_may_become_a_stop_string(toy):
     assert deltas == ["a", " ", "", "", "", "S", "TOKE"]
 
 
+def test_a_text_that_has_ended_is_not_looked_through_again(toy, monkeypatch):
+    looked, cut = [], unmask.engine.text.Ending.cut
+    monkeypatch.setattr(unmask.engine.text.Ending, "cut", lambda self, ids: looked.append(len(ids)) or cut(self, ids))
+    ending = unmask.engine.text.Ending(token_ids=(), strings=("b",), codec=toy.codec)
+    stream, ids = unmask.engine.text.TextStream(ending=ending), toy.codec.encode("abacab", special=False)
+    assert [stream.feed(ids[:n], final=n == 6) for n in range(1, 7)] == ["a", "", "", "", "", ""]
+    assert looked == [1, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"temperature": float("inf")}, "temperature must be a number of at least 0, got inf"),
+        ({"cfg_scale": 1e308}, "cfg_scale must be in [0, 1000], got 1e+308"),
+        ({"cfg_scale": -0.5}, "cfg_scale must be in [0, 1000], got -0.5"),
+        ({"refresh": "blocks:" + "9" * 5000}, "refresh must be 'block' or 'blocks:N'"),
+    ],
+)
+def test_numbers_that_no_device_can_work_with_are_refused_in_a_short_line(wrong, message):
+    with pytest.raises(UnmaskError) as caught:
+        Settings(**wrong)
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 200
+
+
 def test_a_stream_refuses_a_bad_request_at_once(toy):
     with pytest.raises(UnmaskError, match="unknown policy"):
         toy.stream("Hello", policy="meanfield")

@@ -2,6 +2,7 @@
 
 import types
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -29,25 +30,26 @@ def test_every_batch_that_is_captured_is_decoded_and_some_of_different_lengths(c
     expected = set()
     monkeypatch.setattr(llm.model, "expect", lambda *shape: expected.add(shape), raising=False)
     llm.warmup(prompt_tokens=6, batch_size=5, max_tokens=8, policy="eb", cache=cache)
-    assert (decoded.pop(), chosen.pop()["passes"]) == ([5], 3)
     if cache == "dual":
         assert (decoded.pop(), chosen.pop()["passes"]) == (([6, 1, 1, 1], [6]), 3)
-    assert decoded[::2] == decoded[1::2] == [[6] * 5, [6] * 4, [6] * 2, [6], [6, 1, 1, 1, 1]]
-    assert [found["passes"] for found in chosen[::2]] == [3] * 5
-    assert [found["name"] for found in chosen[1::2]] == ["eb"] * 5
+    assert decoded[::3] == [[6] * 5, [6] * 4, [6] * 2, [6], [6, 1, 1, 1, 1], [5], [1]]
+    assert decoded[::3] == decoded[1::3] == decoded[2::3]
+    assert [found["passes"] for found in chosen[::3] + chosen[2::3]] == [3] * 14
+    assert [found["name"] for found in chosen[1::3]] == ["eb"] * 7
     decoded.clear()
     llm.warmup(prompt_tokens=6, max_tokens=8)
-    assert decoded == [[6], [6], [5]]
+    assert decoded[::3] == [[6], [5], [1]]
     assert sorted(expected) == [(1, 14), (2, 14), (4, 14), (5, 14)]
 
 
 def test_shorter_prompts_are_rehearsed_in_the_steps_in_which_they_are_captured():
     def shorter(prompt_tokens, max_tokens):
         found = rehearsals(prompt_tokens, max_tokens, 1, policies.get("eb"), cached=True)
-        return [rehearsal.lengths for rehearsal in found if rehearsal.lengths != [prompt_tokens]]
+        return [rehearsal.lengths[0] for rehearsal in found if not rehearsal.expected][::3]
 
-    assert shorter(300, 64) == [[299], [171], [43]]
-    assert shorter(4000, 1800) == [[3999], [159], [31]]
+    assert shorter(300, 64) == [299, 171, 43, 1]
+    assert shorter(4000, 1800) == [3999, 159, 31, 1]
+    assert shorter(2, 64) == [1]
     assert shorter(1, 64) == []
 
 
@@ -62,5 +64,6 @@ def test_a_row_that_joins_is_rehearsed_beside_rows_that_do_not_refresh(prompt_to
     job = plan(llm.spec, None, None, {"max_tokens": max_tokens, "block_size": 32, "cache": cache})
     for found in rehearsals(prompt_tokens, max_tokens, 3, job.policy, cached=True):
         if found.joining is not None:
-            llm._rehearse(found, replace(job, policy=found.policy), prompt_tokens)
+            canvases = [llm._open_canvas([5] * length, job) for length in found.prompts]
+            found.play(canvases, partial(llm._decode, job=replace(job, policy=found.policy)))
     assert 3 in mixed

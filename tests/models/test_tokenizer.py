@@ -206,6 +206,19 @@ def test_half_a_surrogate_pair_is_refused(llada: TextCodec) -> None:
     assert refusal(lambda: llada.encode("a\ud800")) == "the text holds half a surrogate pair: 'a\\ud800'"
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_a_long_text_is_encoded_like_a_short_one(llada: TextCodec, special: bool) -> None:
+    text = "the <|eot_id|> end\n" * 1000
+    assert len(text) > 10_000
+    piece = llada.encode("the <|eot_id|> end\n", special=False)
+    found = llada.encode(text, special=special)
+    assert found[-1000 * len(piece) :] == piece * 1000
+    assert len(found) - 1000 * len(piece) == len(llada.encode("", special=special))
+    assert refusal(lambda: llada.encode("a" * 20_000 + "\ud800")).startswith(
+        "the text holds half a surrogate pair: 'aaa"
+    )
+
+
 def test_a_folder_without_tokenizer_is_refused(llada_folder: Path) -> None:
     (llada_folder / "tokenizer.json").unlink()
     expected = f"{llada_folder}: there is no tokenizer.json, nor vocab.json with merges.txt"

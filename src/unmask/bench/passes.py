@@ -60,9 +60,8 @@ def events_of(
 
 def announce(model: MaskedLM, request: Request) -> None:
     """Have the model plan for a request that comes again and again, if its prompts are all of one length."""
-    lengths = {len(canvas.tokens) for canvas in request.canvases(model.spec)}
-    if len(lengths) == 1 and not request.new_lengths:
-        expect(model, request.batch, *lengths)
+    if len(set(request.prompt_lengths)) == 1 and not request.new_lengths:
+        expect(model, request.batch, request.prompt_tokens + request.max_tokens)
 
 
 def run_passes(model: MaskedLM, request: Request, pool: StoragePool, *, clocked: bool) -> Iterator[Pass]:

@@ -151,7 +151,8 @@ class _Loop:
         # where it is needed in any case, after it where every row goes on in its block, else as soon as it is known
         # where each goes on. Whoever joins changes what the next pass is about.
         newcomers = self._newcomers()
-        looks = not (self.clock or newcomers) and _works_on_its_own(self.tokens.device)
+        leaving = [row.canvas.abandoned for row in self.live]  # another thread may say so at any time
+        looks = not (self.clock or newcomers or any(leaving)) and _works_on_its_own(self.tokens.device)
         ahead = self._look_ahead(window, told) if looks else None
         read = reading()
         if ahead is not None and all(goes_on for *_, goes_on in read):
@@ -159,10 +160,12 @@ class _Loop:
             self.begun = self._begin(ahead.window, ready=ready, refresh=False)
         elif ahead is not None and ahead.here is not None:
             raise WorkFailed(f"the policy {name_of(self.policy)} commits more than it said")
-        events = [self._record(index, values, window) for index, values in enumerate(read)]
+        events = [self._record(index, values, window, leaves=leaving[index]) for index, values in enumerate(read)]
         if figures:
             events = [figures.attach(event, index) for index, event in enumerate(events)]
         self._drop_finished()
+        if self.begun is None and (ahead is None or ahead.anywhere is None):
+            newcomers += self._newcomers(len(newcomers))  # for the rows that have just got free
         if newcomers:
             self.forward.join(len(newcomers))
             self._take_in(newcomers)
@@ -170,9 +173,9 @@ class _Loop:
             self.begun = self._begin(self._window(), ready=ahead.anywhere)
         return events
 
-    def _newcomers(self) -> list[Canvas]:
-        """Who joins the next pass; nobody where those who are there have a memory that newcomers lack."""
-        room = self.rows - len(self.live)
+    def _newcomers(self, others: int = 0) -> list[Canvas]:
+        """Who else joins the next pass; nobody where those who are there have a memory that newcomers lack."""
+        room = self.rows - len(self.live) - others
         if self.arrivals is None or room < 1 or self.state is not None or self.clock or not self.forward.joins:
             return []
         return self.arrivals(room, self.forward.longest)
@@ -305,7 +308,7 @@ class _Loop:
             mask_allowed=not self.settings.suppress_mask_token,
         )
 
-    def _record(self, index: int, values: list[int], window: Window) -> StepEvent:
+    def _record(self, index: int, values: list[int], window: Window, *, leaves: bool) -> StepEvent:
         """Note on the host's canvas what a pass did to one row, and say so."""
         start, end = window.spans[index]
         width, columns = window.at.shape[1], range(end - start)
@@ -320,7 +323,7 @@ class _Loop:
         completed = canvas.write(committed, remasked)
         canvas.stale = bool(drifted)
         ended = completed and self.settings.early_stop and self.ended is not None and self.ended(canvas)
-        if ended or (canvas.abandoned and not canvas.finished):
+        if ended or leaves:
             canvas.end_here(self.spec.eos_id)
         commits = tuple(Commit(position=position, token_id=token) for position, token in committed.items())
         return StepEvent(

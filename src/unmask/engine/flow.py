@@ -10,27 +10,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from unmask.engine.canvas import Canvas
 from unmask.engine.output import continued, is_complete
 from unmask.engine.request import Plan
 from unmask.engine.text import Ending, TextStream
-from unmask.policies import remasks
+from unmask.policies import Policy, remasks
+from unmask.settings import Settings
 from unmask.types import StepEvent, StreamEvent
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One text to decode, checked and ready to begin."""
+    """One text to decode, checked and ready to begin, once."""
 
     canvas: Canvas
     plan: Plan
     ending: Ending
     _text: TextStream = field(init=False)
+    _kind: tuple[Policy, Settings] = field(init=False)
 
     def __post_init__(self) -> None:
         self._text = TextStream(ending=self.ending)
+        own = {"max_tokens": None, "seed": 0, "stop": (), "stop_token_ids": ()}  # these each row has for itself
+        self._kind = self.plan.policy, self.plan.settings.with_(**own)
 
     @property
     def abandoned(self) -> bool:
@@ -53,11 +56,7 @@ class Request:
 
     def joins(self, other: Request) -> bool:
         """Whether it may be decoded in a batch with the other one."""
-        return self._kind() == other._kind()
-
-    def _kind(self) -> Any:
-        own = {"max_tokens": None, "seed": 0, "stop": (), "stop_token_ids": ()}  # these each row has for itself
-        return self.plan.policy, self.plan.settings.with_(**own)
+        return self._kind == other._kind
 
 
 def flow(
@@ -74,7 +73,7 @@ class _Batch:
     def __init__(self, waiting: deque[Request], rows: int) -> None:
         self.waiting, self.rows = waiting, rows
         self.running: dict[int, Request] = {}  # by the number of the row
-        self.gone: list[Request] = []  # abandoned while they waited
+        self.gone: deque[Request] = deque()  # abandoned while they waited
         self.first: Request | None = None
         self.seen = 0
 
@@ -112,4 +111,4 @@ class _Batch:
 
     def _farewells(self) -> Iterator[tuple[Request, StreamEvent]]:
         while self.gone:
-            yield self.gone.pop(), StreamEvent(text_delta="")
+            yield self.gone.popleft(), StreamEvent(text_delta="")

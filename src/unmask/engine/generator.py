@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -19,14 +20,14 @@ from torch import Tensor
 from unmask.cache.kv import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.clock import Clock
-from unmask.engine.decode import decode
+from unmask.engine.decode import Arrivals, decode
 from unmask.engine.figures import Detail
 from unmask.engine.flow import Request, flow
 from unmask.engine.likelihood import loglikelihood
 from unmask.engine.output import continued, filled, is_complete
 from unmask.engine.prompts import Message, Prompt, as_batch, token_rows
 from unmask.engine.request import Plan, check_compatible, plan, quantization_of
-from unmask.engine.warmup import Rehearsal, rehearsals
+from unmask.engine.warmup import rehearsals
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.base import LoadedModel, expect
 from unmask.policies import Policy
@@ -204,15 +205,16 @@ class Generator:
         check_compatible(job.policy, self.model, job.settings)
         messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
         ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
-        after = [] if suffix is None else self._encode(suffix, special=False)
+        after = [] if suffix is None else self._encode(suffix, special=False, begins=False)
         return Request(self._open_canvas(ids, job, after), job, job.ending(self.spec, self.codec))
 
     def flow(self, waiting: deque[Request], *, rows: int = 8) -> Iterator[tuple[Request, StreamEvent]]:
         """Decode the requests that wait, and those that come to wait meanwhile, up to `rows` at a time.
 
         They are taken from the left, in turn; a new one joins the batch under way when it is of the same policy and
-        settings and a row is free. One event per request and pass; the last has its output, except that of a request
-        abandoned before it began. Ends when nobody is left. An error ends it too, for all that it had taken.
+        settings and a row is free. One event per request and pass; the last has its output, which means nothing if it
+        was abandoned, and is None if it was before it began. Ends when nobody is left. An error ends it too, for all
+        that it had taken.
         """
         if rows < 1:
             raise UnmaskError(f"rows must be at least 1, got {rows}")
@@ -259,30 +261,20 @@ class Generator:
             return
         cached = job.settings.cache != "none"
         for found in rehearsals(prompt_tokens, job.max_tokens, batch_size, job.policy, cached=cached):
-            self._rehearse(found, replace(job, policy=found.policy), prompt_tokens)
+            canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in found.prompts]
+            if found.expected:
+                expect(self.model, len(canvases), len(canvases[0].tokens))
+            found.play(canvases, partial(self._decode, job=replace(job, policy=found.policy)))
 
-    def _rehearse(self, found: Rehearsal, job: Plan, prompt_tokens: int) -> None:
-        lengths = found.lengths if found.joining is None else [*found.lengths, found.joining]
-        canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in lengths]
-        if set(lengths) == {prompt_tokens}:
-            expect(self.model, len(canvases), len(canvases[0].tokens))
-        late = canvases[len(found.lengths) :]
-
-        def arrivals(room: int, longest: int | None) -> list[Canvas]:
-            come, late[:] = list(late), []
-            return come
-
-        for _ in self._decode(canvases[: len(found.lengths)], job, arrivals=arrivals, rows=len(canvases)):
-            pass
-
-    def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
+    def _encode(self, prompt: Prompt, *, special: bool = True, begins: bool = True) -> list[int]:
+        """Token ids of a prompt, or of a text that does not begin a canvas."""
         if not isinstance(prompt, str):
             ids = list(prompt)
             if not all(isinstance(token, int) and 0 <= token < self.spec.vocab_size for token in ids):
                 raise UnmaskError(f"a prompt is a text, or token ids in [0, {self.spec.vocab_size})")
             return ids
         ids = self.codec.encode(prompt, special=special)
-        if self.spec.add_bos and self.spec.bos_id is not None and ids[:1] != [self.spec.bos_id]:
+        if begins and self.spec.add_bos and self.spec.bos_id is not None and ids[:1] != [self.spec.bos_id]:
             ids = [self.spec.bos_id, *ids]
         return ids
 
@@ -299,8 +291,14 @@ class Generator:
             mask = self.codec.token_text(self.spec.mask_id)
             raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use infill")
         self._check_length(len(prompt) + len(suffix), job.max_tokens)
-        sizes = {"mask_id": self.spec.mask_id, "block_size": job.block_size, "seed": job.settings.seed}
-        return Canvas.continuing(prompt, job.max_tokens, suffix=suffix, **sizes)
+        return Canvas.continuing(
+            prompt,
+            job.max_tokens,
+            mask_id=self.spec.mask_id,
+            block_size=job.block_size,
+            seed=job.settings.seed,
+            suffix=suffix,
+        )
 
     def _continue(
         self,
@@ -364,9 +362,20 @@ class Generator:
                     on_output(output)
         return [outputs[index] for index in range(len(canvases))]
 
-    def _decode(self, canvases: list[Canvas], job: Plan, **options: Any) -> Iterator[StepEvent]:
+    def _decode(
+        self,
+        canvases: list[Canvas],
+        job: Plan,
+        *,
+        ended: Callable[[Canvas], bool] | None = None,
+        detail: Detail | None = None,
+        clock: Clock | None = None,
+        arrivals: Arrivals | None = None,
+        rows: int | None = None,
+    ) -> Iterator[StepEvent]:
         ending = job.ending(self.spec, self.codec)
-        options = {"ended": lambda canvas: is_complete(canvas, ending)} | options
+        options: dict[str, Any] = {"detail": detail, "clock": clock, "arrivals": arrivals, "rows": rows}
+        options["ended"] = ended or (lambda canvas: is_complete(canvas, ending))
         try:
             yield from decode(self.model, canvases, job.policy, job.settings, pool=self._pool, **options)
         except torch.OutOfMemoryError as error:

@@ -44,11 +44,14 @@ class TextStream:
 
     ending: Ending
     sent: str = field(init=False, default="")
+    _ended: bool = field(init=False, default=False)
 
     def feed(self, ids: list[int], *, final: bool) -> str:
         """The text that has become certain since the last call."""
-        _, text, ended = self.ending.cut(ids)
-        if not ended and not final:
+        if self._ended and not final:
+            return ""
+        _, text, self._ended = self.ending.cut(ids)
+        if not self._ended and not final:
             # An incomplete character decodes to replacement characters until its last byte has come.
             text = text.rstrip("\N{REPLACEMENT CHARACTER}")
             text = text[: len(text) - self.ending.held_back(text)]

@@ -34,7 +34,6 @@ class Stack(Graphed):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self._expected: set[tuple[int, int]] = set()  # rows and length of canvases that will come often
 
     @property
     def device(self) -> torch.device:

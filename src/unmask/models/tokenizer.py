@@ -18,6 +18,9 @@ from unmask.models.config import read_json
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+# Characters from which on a text is encoded as a batch, which lets other threads of Python go on meanwhile.
+_LONG = 10_000
+
 
 class TextCodec:
     """One checkpoint's tokenizer, the names of its special tokens, and its chat template."""
@@ -58,6 +61,8 @@ class TextCodec:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text, in which special tokens are recognised; `special` adds what the tokenizer puts around it."""
         try:
+            if len(text) > _LONG:
+                return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
             return self._tokenizer.encode(text, add_special_tokens=special).ids
         except (TypeError, UnicodeError) as error:
             problem = "must be a string" if not isinstance(text, str) else "holds half a surrogate pair"

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from unmask.cache.kv import KVCache, Layer, Storage
 from unmask.models import fused, plain
-from unmask.models.base import Prediction, check_request
+from unmask.models.base import ModelSpec, Prediction, check_request
+from unmask.models.layers import TransformerShape
 from unmask.models.packing import CAPTURED, Packing, is_worth_packing, known_lengths, known_spans, rounded
 from unmask.models.stack import Stack
 from unmask.models.transfer import on_device
@@ -36,6 +37,10 @@ class Transformer(Stack):
     """A MaskedLM (see base.py for what `predict` promises)."""
 
     packs = True
+
+    def __init__(self, shape: TransformerShape, spec: ModelSpec) -> None:
+        super().__init__(shape, spec)
+        self._expected: set[tuple[int, int]] = set()  # rows and length of canvases that will come often
 
     def expect(self, rows: int, length: int) -> None:
         """Say that passes over so many whole canvases of that length will come often."""
