@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ from unmask.engine.generator import Generator
 from unmask.serve.config import ServerConfig
 from unmask.serve.run import Server, bind, url_of
 
+# As many passes as tokens: nothing ends the text before.
+FOREVER = {"policy": "fixed", "early_stop": False, "logits_eos_inf": True}
+LONG = {"prompt": "Hi", "max_tokens": 2000, "decoding": FOREVER}
+SHORT = {"prompt": "Hi", "max_tokens": 6}
+
 
 class Held:
     """A model whose every pass waits until the gate is open, takes its time, and fails when it is told to."""
@@ -26,11 +32,14 @@ class Held:
     def __init__(self, model) -> None:
         self.model, self.spec, self.device, self.dtype = model, model.spec, model.device, model.dtype
         self.gate, self.pace_s, self.passes, self.failure = threading.Event(), 0.0, 0, None
+        self.lost = False  # it fails from now on
 
     def predict(self, tokens, **options):
         self.passes += 1
         assert self.gate.wait(30)
         time.sleep(self.pace_s)
+        if self.lost:
+            raise RuntimeError("no device")
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
@@ -106,3 +115,24 @@ def until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def open_request(url: str, body: dict, *, sent: int | None = None) -> socket.socket:
+    """A connection on which a request was sent, or so many bytes of its body, and nothing was read."""
+    host, port = url.removeprefix("http://").split(":")
+    raw = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
+    connection.sendall(f"{head}\r\n\r\n".encode() + raw[:sent])
+    return connection
+
+
+def status_of(url: str, body: dict) -> int:
+    with open_request(url, body) as connection:
+        return int(connection.recv(12).split()[1])
+
+
+def counted(found, status: int) -> float | None:
+    return found.worker.metrics.registry.get_sample_value(
+        "unmask_http_requests_total", {"route": "/v1/completions", "status": str(status)}
+    )

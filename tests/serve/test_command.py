@@ -84,6 +84,9 @@ WRONG = {
     "warm-up": (["--warmup-prompt-tokens", "-1"], "warmup_prompt_tokens must be at least 0"),
     "warm-up that does not fit": (["--warmup-prompt-tokens", "5000", "--port", "0"], "4096 positions"),
     "name": (["--served-model-name", ""], "served_model_name must not be empty"),
+    "name that would garble the terminal": (["--served-model-name", "a\x1b[2J"], "must be printable, got 'a\\x1b[2J'"),
+    "host without letters": (["--host", ".."], "cannot listen at .., port 8000: that is no name of a host"),
+    "host with a long label": (["--host", "x" * 70], "that is no name of a host"),
     "host": (["--host", "no.such.host.invalid"], "cannot listen at no.such.host.invalid"),
     "model": (["--model", "./no/such/folder", "--port", "0"], "no such folder"),
     "policy": (["--policy", "meanfield", "--port", "0"], "did you mean 'mean_field'?"),
@@ -108,6 +111,14 @@ def test_an_empty_key_is_refused(capsys, monkeypatch):
     monkeypatch.setenv("UNMASK_API_KEY", "")
     assert cli.run(["serve", "--model", "toy", "--port", "0"]) == 2
     assert "UNMASK_API_KEY is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["sesame\n", " sesame", "ses\name", "\udcff"])
+def test_a_key_that_no_client_could_show_is_refused(key, capsys, monkeypatch):
+    monkeypatch.setenv("UNMASK_API_KEY", key)
+    assert cli.run(["serve", "--model", "toy", "--port", "0"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "unmask: the API key must be printable UTF-8, without white space at its ends\n"
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "prometheus_client"])

@@ -145,6 +145,17 @@ def test_decoding_names_a_policy_its_parameters_and_any_setting(toy_served):
     assert two.decoding["step_map"] == [out.step_map, out.step_map]
 
 
+@pytest.mark.parametrize("name", ["klass", "wino"])
+def test_policies_that_remember_or_remask_give_what_python_gives(name, served):
+    prompts = [PROMPT, "Countdown: 3,4,5,12"]
+    settings = SETTINGS.with_(max_tokens=24)
+    outs = [served.llm.generate(prompt, policy=name, settings=settings) for prompt in prompts]
+    extra = {"extra_body": {"decoding": {"policy": name}}}
+    answer = served.client().completions.create(model="tiny", prompt=prompts, max_tokens=24, **extra)
+    assert [choice.text for choice in answer.choices] == [out.text for out in outs]
+    assert answer.decoding["forward_passes"] == sum(out.usage.forward_passes for out in outs)
+
+
 def test_a_policy_named_has_the_preset_of_the_family_whatever_the_server_has(make_dream):
     llm = unmask.load(str(make_dream()), device="cpu")
     server = {"policy": policies.get("mean_field", threshold=0.3, iterations=1), "settings": SETTINGS, "most": 64}
@@ -167,9 +178,20 @@ def test_the_same_setting_may_be_given_twice_with_one_value(toy_served):
     assert answer["choices"][0]["text"] == SENTENCE[:4]
 
 
+def test_a_setting_that_is_null_is_left_out(toy):
+    with running(toy, settings=unmask.Settings(max_tokens=9, temperature=1.0, seed=3)) as found:
+        plain = found.post({"prompt": "Hi"})[1]
+        null = {"max_tokens": None, "temperature": None, "seed": None, "stop": None}
+        for body in (null, {"decoding": {**null, "cache": None, "block_size": None}}):
+            assert found.post({"prompt": "Hi", **body})[1]["choices"] == plain["choices"]
+        assert plain["usage"]["completion_tokens"] == 9
+
+
 def test_unknown_fields_are_listed_and_neutral_ones_are_not(toy_served):
     unknown = {"zeta": 1, "alpha": None, "store": True, "user": "me"}
     neutral = {"logprobs": None, "echo": False, "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "tools": []}
+    neutral |= {"top_k": -1, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "length_penalty": 1.0}
+    neutral |= {"bad_words": [], "allowed_token_ids": None, "stop_token_ids": [], "use_beam_search": False}
     status, answer = toy_served.post({"prompt": "Hi", "max_tokens": 4, **unknown, **neutral})
     assert status == 200
     assert answer["decoding"]["ignored"] == ["alpha", "store", "zeta"]

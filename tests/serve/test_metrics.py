@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client.parser import text_string_to_metric_families
-from serve.servers import running, until
+from serve.servers import SHORT, counted, open_request, running, until
 
 
 def samples(found) -> dict[tuple, float]:
@@ -39,6 +39,14 @@ def test_requests_passes_tokens_and_times_are_counted(toy):
     assert seen["unmask_prompt_tokens_total",] == 2 * out.usage.prompt_tokens
     assert seen["unmask_time_to_first_text_seconds_count",] == 2
     assert 0 < seen["unmask_time_to_first_text_seconds_sum",] <= seen["unmask_http_request_duration_seconds_sum", route]
+
+
+def test_a_client_that_leaves_during_its_upload_is_counted_as_gone(toy):
+    with running(toy) as found:
+        connection = open_request(found.url, SHORT, sent=9)
+        until(lambda: samples(found)["unmask_http_requests_in_flight",] == 2)
+        connection.close()
+        until(lambda: counted(found, 499) == 1)
 
 
 def test_the_line_is_seen_while_it_is_there(held):

@@ -4,9 +4,11 @@ import json
 
 import pytest
 from openai import AuthenticationError, BadRequestError, NotFoundError
+from pydantic import ValidationError
 from serve.servers import running
 
 import unmask
+from unmask.serve import schema
 
 CHAT = "/v1/chat/completions"
 HI = {"prompt": "Hi", "max_tokens": 4}
@@ -29,10 +31,18 @@ WRONG = {
     "texts and ids": ({"prompt": ["a", 1]}, "prompt", "prompt must be a text"),
     "truth values as ids": ({"prompt": [True]}, "prompt", "prompt must be a text"),
     "no prompts": ({"prompt": []}, "prompt", "empty list"),
-    "ids beyond the vocabulary": ({"prompt": [10**30]}, None, "token ids in [0,"),
-    "half a character": ({"prompt": "\ud800"}, None, "surrogate"),
-    "a mask": ({"prompt": "[MASK]"}, None, "mask token"),
-    "too long": ({"prompt": "x" * 5000}, None, "4096 positions"),
+    "a prompt without ids": ({"prompt": [[1], []]}, "prompt", "empty list"),
+    "half a character in a name": ({**HI, "\ud800": 1}, None, "surrogate"),
+    "half a character in a name inside": (
+        {**HI, "stream": True, "stream_options": {"\ud800": 1}},
+        "stream_options",
+        "surrogate",
+    ),
+    "ids beyond the vocabulary": ({"prompt": [10**30]}, "prompt", "token ids in [0,"),
+    "half a character": ({"prompt": "\ud800"}, "prompt", "surrogate"),
+    "a mask": ({"prompt": "[MASK]"}, "prompt", "mask token"),
+    "too long": ({"prompt": "x" * 5000}, "prompt", "4096 positions"),
+    "too long with a suffix": ({"prompt": "x", "suffix": "x" * 5000}, None, "4096 positions"),
     "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),
     "nothing to write": ({**HI, "max_tokens": 0}, "max_tokens", "at least 1"),
     "a word for a number": ({**HI, "temperature": "hot"}, "temperature", "temperature must be a valid number"),
@@ -45,6 +55,8 @@ WRONG = {
     "more texts than the queue has room for": ({**HI, "prompt": ["a"] * 33, "n": 2}, None, "66 texts"),
     "an empty stop": ({**HI, "stop": ""}, "stop", "not empty"),
     "a number as a stop": ({**HI, "stop": [1]}, "stop", "a string or a list of strings"),
+    "too many stops": ({**HI, "stop": ["x"] * 65}, "stop", "at most 64"),
+    "too many stops inside": ({**HI, "decoding": {"stop": ["x"] * 65}}, "decoding.stop", "at most 64"),
     "a word for a truth value": ({**HI, "stream": "yes"}, "stream", "boolean"),
     "usage without a stream": ({**HI, "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     "both lengths": ({**HI, "max_completion_tokens": 5}, "max_completion_tokens", "different values"),
@@ -69,7 +81,11 @@ WRONG = {
         "decoding",
         "tokens_per_pass",
     ),
-    "a cache that the policy cannot use": ({**HI, "decoding": {"policy": "dawn", "cache": "dual"}}, None, "dawn needs"),
+    "a cache that the policy cannot use": (
+        {**HI, "decoding": {"policy": "dawn", "cache": "dual"}},
+        "decoding",
+        "dawn needs",
+    ),
 }
 UNSUPPORTED = {
     "tools": [{"type": "function"}],
@@ -83,6 +99,15 @@ UNSUPPORTED = {
     "best_of": 2,
     "echo": True,
     "guided_json": {},
+    "top_k": 5,
+    "min_p": 0.1,
+    "min_tokens": 3,
+    "ignore_eos": True,
+    "bad_words": ["no"],
+    "allowed_token_ids": [1],
+    "stop_token_ids": [1],
+    "use_beam_search": True,
+    "length_penalty": 0.5,
 }
 NOT_JSON = {
     "half an object": (b'{"prompt": "Hi"', "not JSON"),
@@ -93,6 +118,8 @@ NOT_JSON = {
     "deep inside": (b'{"prompt":"Hi","decoding":{"top_k":' + b"[" * 985 + b"]" * 985 + b"}}", "nested too deeply"),
     "a number of 5000 digits": (b'{"prompt": "Hi", "seed": ' + b"1" * 5000 + b"}", "4300 digits"),
     "beyond floating point": (b'{"prompt": "Hi", "temperature": 1e999}', "got inf"),
+    "a name twice": (b'{"prompt": "Hi", "max_tokens": 4, "max_tokens": 5}', "'max_tokens' twice"),
+    "a name twice inside": (b'{"prompt": "Hi", "decoding": {"seed": 1, "seed": 1}}', "'seed' twice"),
     "a list": (b"[]", "must be a JSON object"),
     "null": (b"null", "must be a JSON object"),
     "nothing": (b"", "must be a JSON object"),
@@ -113,6 +140,31 @@ def test_a_field_that_would_change_the_answer_is_400(name, toy_served):
         status, answer = toy_served.post({**body, name: UNSUPPORTED[name]}, path)
         assert status == 400
         check(answer, param=name, says="not supported")
+
+
+@pytest.mark.parametrize("name", ["top_k", "stop_token_ids"])
+def test_a_setting_of_ours_in_the_wrong_place_is_told_where_it_goes(name, toy_served):
+    assert f"give it as decoding.{name}" in toy_served.post({**HI, name: UNSUPPORTED[name]})[1]["error"]["message"]
+
+
+MANY = 1000
+LISTS = {
+    "ids": (schema.CompletionRequest, {"prompt": [1] * MANY + [1.5] * MANY}),
+    "lists of ids": (schema.CompletionRequest, {"prompt": [[1]] * MANY + [[1.5] * MANY] * MANY}),
+    "a suffix": (schema.CompletionRequest, {"prompt": "x", "suffix": [1.5] * MANY}),
+    "stops": (schema.CompletionRequest, {"prompt": "x", "stop": [1] * MANY}),
+    "messages": (schema.ChatRequest, {"messages": [{}] * MANY}),
+    "parts": (schema.ChatRequest, {"messages": [{"role": "user", "content": [{}] * MANY}]}),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_a_long_list_of_faults_is_not_gone_through(case):
+    """An error for each element would keep the event loop busy for minutes."""
+    kind, body = LISTS[case]
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate(body)
+    assert wrong.value.error_count() <= 6
 
 
 @pytest.mark.parametrize("case", NOT_JSON)
@@ -155,7 +207,7 @@ def test_a_model_without_a_chat_template_says_so(make_llada):
     with running(unmask.load(str(folder), device="cpu")) as found:
         status, answer = found.post(TALK, CHAT)
     assert status == 400
-    check(answer, param=None, says="no chat template")
+    check(answer, param="messages", says="no chat template")
 
 
 def test_the_official_client_raises_what_it_should(toy_served):
@@ -167,6 +219,12 @@ def test_the_official_client_raises_what_it_should(toy_served):
     with pytest.raises(BadRequestError, match="top_p must be in") as wrong:
         toy_served.client().completions.create(model="toy", prompt="Hi", top_p=2)
     assert wrong.value.param == "top_p"
+
+
+def test_health_can_be_asked_for_its_head(toy_served):
+    status, headers, text = toy_served.send("HEAD", "/health")
+    assert (status, text) == (200, "")
+    assert headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)])

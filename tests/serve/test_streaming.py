@@ -8,8 +8,13 @@ from openai import AsyncOpenAI
 from serve.servers import running
 
 import unmask
+from unmask import policies
 from unmask.models.toy import SENTENCE
 from unmask.serve import schema
+from unmask.serve.answers import CompletionAnswer
+from unmask.serve.app import EventStream
+from unmask.serve.translate import asked_by
+from unmask.serve.worker import Ticket
 
 PROMPT = "Countdown: 86,28,13,31,96"
 CHAT = "/v1/chat/completions"
@@ -56,6 +61,27 @@ def test_the_async_client_streams(served):
             return "".join([chunk.choices[0].text async for chunk in stream])
 
     assert asyncio.run(ask()) == served.llm.generate(PROMPT, max_tokens=48, early_stop=True).text
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(version, toy):
+    asked = asked_by(
+        schema.CompletionRequest(prompt="Hi"), toy, policy=policies.get("fixed"), settings=unmask.Settings(), most=1
+    )
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        pass
+
+    async def answer():
+        ticket = Ticket(asked.requests(toy))
+        stream = EventStream(ticket, CompletionAnswer(asked=asked, model="toy"))
+        await asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": version}}, receive, send), 10)
+        assert ticket.requests[0].abandoned
+
+    asyncio.run(answer())
 
 
 def test_usage_comes_last_if_it_is_asked_for(toy_served):

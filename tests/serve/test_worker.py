@@ -1,41 +1,17 @@
-"""The engine thread: its line and the limit of it, clients that leave, work that fails, and the end of a server."""
+"""The engine thread: its line and the limit of it, clients that leave, and work that fails."""
 
+import asyncio
 import json
-import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from openai import APIStatusError, InternalServerError, RateLimitError
-from serve.servers import running, until
+from openai import InternalServerError, RateLimitError
+from serve.servers import LONG, SHORT, counted, open_request, running, until
 
-import unmask
-from unmask import Settings, policies
 from unmask.errors import UnmaskError
 from unmask.models.toy import SENTENCE
-from unmask.serve.config import ServerConfig
-from unmask.serve.run import Server, bind
-
-LONG = {"prompt": "Hi", "max_tokens": 2000, "decoding": {"policy": "fixed"}}  # as many passes as tokens
-SHORT = {"prompt": "Hi", "max_tokens": 6}
-
-
-def open_request(url: str, body: dict) -> socket.socket:
-    """A connection on which a request was sent and nothing was read."""
-    host, port = url.removeprefix("http://").split(":")
-    raw = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)), timeout=30)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
-    connection.sendall(f"{head}\r\n\r\n".encode() + raw)
-    return connection
-
-
-def counted(found, status: int) -> float | None:
-    return found.worker.metrics.registry.get_sample_value(
-        "unmask_http_requests_total", {"route": "/v1/completions", "status": str(status)}
-    )
+from unmask.serve.worker import Worker
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -46,7 +22,7 @@ def test_a_client_that_leaves_takes_its_request_with_it(held, stream):
         if stream:
             assert connection.recv(10).startswith(b"HTTP/1.1 2")
         connection.close()
-        until(lambda: counted(found, 200 if stream else 499) == 1)
+        until(lambda: counted(found, 499) == 1)
         held.model.gate.set()
         until(lambda: not found.worker._open)
         passes = held.model.passes
@@ -72,7 +48,24 @@ def test_a_client_that_leaves_the_line_makes_room(held):
             assert third.result()[0] == 200
 
 
-def test_a_full_queue_is_429_with_a_time_to_come_again(held):
+def test_who_leaves_the_line_is_not_kept_while_nobody_can_join(held):
+    with running(held, max_batch_size=1, max_queue=2) as found:
+        first = open_request(found.url, LONG)
+        until(lambda: held.model.passes == 1)
+        for number in range(1, 11):
+            open_request(found.url, SHORT).close()
+            until(lambda: counted(found, 499) == number)  # noqa: B023
+        assert len(found.worker._line) == 10
+        held.model.pace_s = 0.02
+        held.model.gate.set()
+        until(lambda: len(found.worker._line) <= 2)
+        assert len(found.worker._open) <= 3
+        assert held.model.passes < 100
+        assert counted(found, 499) == 10
+        first.close()
+
+
+def test_a_full_queue_is_429_with_a_time_to_come_again_before_anything_is_encoded(held, monkeypatch):
     with running(held, max_batch_size=1, max_queue=2) as found, ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(found.post, SHORT)]
         until(lambda: held.model.passes == 1)
@@ -83,6 +76,10 @@ def test_a_full_queue_is_429_with_a_time_to_come_again(held):
         assert headers["Retry-After"] == "1"
         error = json.loads(text)["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+        encoded = []
+        monkeypatch.setattr(held, "request", lambda *given, **options: encoded.append(given))
+        assert found.post(SHORT)[0] == 429
+        assert encoded == []
         with pytest.raises(RateLimitError):
             found.client().completions.create(model="toy", **SHORT)
         held.model.gate.set()
@@ -151,6 +148,7 @@ def test_an_engine_that_takes_nobody_does_not_turn_for_ever(held, monkeypatch, c
         raise RuntimeError("no device")
 
     monkeypatch.setattr(held, "flow", broken)
+    held.model.gate.set()
     with running(held) as found:
         assert found.post(SHORT)[0] == 500
         assert found.post(SHORT)[0] == 500
@@ -158,97 +156,27 @@ def test_an_engine_that_takes_nobody_does_not_turn_for_ever(held, monkeypatch, c
             found.client().completions.create(model="toy", **SHORT)
 
 
-def test_what_is_under_way_is_finished_when_the_server_stops(held):
-    with running(held, grace_s=20.0) as found, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(found.post, SHORT)
-        until(lambda: held.model.passes == 1)
-        found.server.stop()
-        until(lambda: not found.worker.accepting)
-        held.model.gate.set()
-        assert answer.result()[1]["choices"][0]["text"] == SENTENCE[:6]
-        found.thread.join(10)
-        assert not found.thread.is_alive()
-        with pytest.raises(OSError, match="refused"):
-            found.send("GET", "/health")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_done_in_time_is_dropped(held, stream):
-    with running(held, grace_s=0.3) as found, ThreadPoolExecutor(1) as pool:
-        held.model.pace_s = 0.02
-        held.model.gate.set()
-        answer = pool.submit(found.send, "POST", "/v1/completions", {**LONG, "stream": stream})
-        until(lambda: held.model.passes > 3)
-        began = time.monotonic()
-        found.server.stop()
-        status, _, text = answer.result()
-        assert (status, "shutting down" in text) == (200 if stream else 503, True)
-        found.thread.join(10)
-        assert not found.thread.is_alive()
-        assert time.monotonic() - began < 5
-        assert held.model.passes < 1000
-
-
-def test_new_work_is_refused_while_the_server_stops(held):
+def test_a_request_that_fails_again_and_again_does_not_end_the_server(held, caplog):
+    held.model.gate.set()
     with running(held) as found:
-        assert found.send("GET", "/health")[2] == '{"status": "ok"}'
-        found.worker.refuse()
-        with pytest.raises(APIStatusError, match="shutting down") as refused:
-            found.client().completions.create(model="toy", **SHORT)
-        assert refused.value.status_code == 503
-        assert found.send("GET", "/health")[0] == 503
+        for _ in range(5):
+            held.model.failure = RuntimeError("boom")
+            assert found.post(SHORT)[0] == 500
+        assert found.post(SHORT)[0] == 200
+        assert found.worker.accepting
 
 
-def test_warm_up_is_done_with_the_servers_defaults_before_anybody_is_answered(toy, monkeypatch):
-    asked = []
-    monkeypatch.setattr(toy, "warmup", lambda **given: asked.append((threading.current_thread().name, given)))
-    with running(toy, policy="threshold", max_batch_size=3) as found:
-        assert found.send("GET", "/health")[0] == 200
-        assert len(asked) == 1
-        name, given = asked[0]
-        assert name == "unmask-engine"
-        assert given == {
-            "prompt_tokens": 512,
-            "batch_size": 3,
-            "policy": found.server.policy,
-            "settings": found.server.settings,
-        }
-    with running(toy, warmup_prompt_tokens=100):
-        assert asked[1][1]["prompt_tokens"] == 100
-    with running(toy, warmup_prompt_tokens=0) as found:
-        assert len(asked) == 2
-        assert not any("warmed up" in line for line in found.said)
+def test_passes_in_which_nothing_ends_are_not_told_to_who_waits_for_the_end(held):
+    async def told(streamed: bool) -> int:
+        worker = Worker(held, rows=1, max_queue=4)
+        worker.start()
+        ticket = worker.submit([held.request("Hi", max_tokens=8, policy="fixed")], streamed=streamed)
+        await asyncio.to_thread(until, lambda: not worker._open)
+        await asyncio.to_thread(worker.stop)
+        assert worker.metrics.registry.get_sample_value("unmask_forward_passes_total") == 8
+        assert worker.metrics.registry.get_sample_value("unmask_time_to_first_text_seconds_count") == 1
+        return ticket._news.qsize()
 
-
-def test_nobody_can_connect_before_the_warm_up_is_done(toy, monkeypatch):
-    """The port is taken from the start, but nobody listens there yet."""
-    refused = []
-
-    def warmup(**_):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
-        refused.append(port)
-
-    with bind(ServerConfig(port=0)) as probe:
-        port = probe.getsockname()[1]
-    monkeypatch.setattr(toy, "warmup", warmup)
-    with running(toy, port=port) as found:
-        assert found.send("GET", "/health")[0] == 200
-    assert refused == [port]
-
-
-def test_warm_up_fits_a_model_with_few_positions(make_llada):
-    llm = unmask.load(str(make_llada()), device="cpu")  # 128 positions
-    with running(llm, settings=Settings(max_tokens=100)) as found:
-        assert found.post({"prompt": "the", "max_tokens": 3})[0] == 200
-
-
-def test_a_warm_up_that_fails_is_the_servers_failure(toy, monkeypatch):
-    def warmup(**_):
-        raise UnmaskError("no room to warm up")
-
-    monkeypatch.setattr(toy, "warmup", warmup)
-    config = ServerConfig(port=0)
-    server = Server(toy, config, policy=policies.get("fixed"), settings=Settings(), say=print)
-    with bind(config) as bound, pytest.raises(UnmaskError, match="no room"):
-        server.run(bound)
+    held.model.gate.set()
+    assert asyncio.run(told(True)) == 8
+    assert asyncio.run(told(False)) == 1

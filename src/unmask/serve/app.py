@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -14,22 +14,20 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
-from unmask.errors import UnmaskError
 from unmask.policies import Policy
 from unmask.serve import schema
 from unmask.serve.answers import ChatAnswer, CompletionAnswer, frames, to_json
-from unmask.serve.body import CheckedRoute
+from unmask.serve.body import CheckedRoute, Uploads
 from unmask.serve.config import ServerConfig
 from unmask.serve.errors import ApiError, closing, unknown_model, wrong
 from unmask.serve.guard import Guard
-from unmask.serve.metrics import CONTENT_TYPE, Counting
+from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
 from unmask.serve.translate import Asked, asked_by
 from unmask.serve.worker import Ticket, Worker
 from unmask.settings import Settings
 
 T = TypeVar("T")
 
-GONE = 499  # what the metrics call an answer that nobody waited for
 _FAILURES = {
     400: "The request is wrong.",
     401: "The API key is missing or wrong.",
@@ -64,6 +62,7 @@ class Served:
     policy: Policy
     settings: Settings
     started: int  # seconds since 1970
+    uploads: Uploads = field(default_factory=Uploads)
 
     @property
     def name(self) -> str:
@@ -94,8 +93,9 @@ class EventStream(StreamingResponse):
         self.ticket = ticket
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        # Not as the parent does it, which listens for clients that leave only under some versions of ASGI.
         try:
-            await super().__call__(scope, receive, send)
+            await _unless_gone(receive, self.stream_response(send))
         finally:
             self.ticket.abandon()
 
@@ -148,6 +148,7 @@ def _about_url(request: Request, error: HTTPException) -> ApiError:
     return ApiError(error.status_code, str(error.detail), headers=headers)
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", responses=_documented(schema.Health, 503))
 async def health(request: Request) -> Response:
     """Whether work is taken."""
@@ -193,14 +194,15 @@ async def _answer(
     served = _served(request)
     if body.model is not None:
         _check_name(served, body.model)
+    served.worker.check_room()  # before the work of encoding; `submit` knows how many texts there are
     # In a thread: a long prompt takes a while to encode, and others are being answered meanwhile.
     asked, requests = await asyncio.to_thread(_understand, body, served)
-    ticket = served.worker.submit(requests)
+    ticket = served.worker.submit(requests, streamed=asked.stream)
     answer = kind(asked=asked, model=served.name)
     if asked.stream:
         return EventStream(ticket, answer)
     try:
-        outputs = await _unless_gone(request, ticket.outputs())
+        outputs = await _unless_gone(request.receive, ticket.outputs())
     finally:
         ticket.abandon()
     return Response(status_code=GONE) if outputs is None else Reply(answer.whole(outputs))
@@ -212,17 +214,15 @@ def _understand(body: schema.CompletionRequest | schema.ChatRequest, served: Ser
         most = served.config.max_queue
         asked = asked_by(body, llm, policy=served.policy, settings=served.settings, most=most)
         return asked, asked.requests(llm)
-    except UnmaskError as error:
-        raise wrong(error) from error
     except RecursionError as error:  # in the words about a value that is nested deeply
         raise wrong("the body is nested too deeply") from error
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
     """The result of the work, or None if the client left before."""
 
     async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
 
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
@@ -232,6 +232,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | No
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _served(request: Request) -> Served:

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from unmask.serve.errors import too_large, wrong
+from unmask.serve.errors import closing, too_large, wrong
+
+
+class Uploads:
+    """The bodies that are being read, which a server that stops does not wait for."""
+
+    def __init__(self) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+
+    async def read(self, body: AsyncIterator[bytes], most: int) -> bytes:
+        """The whole of the body, unless it is too large or the server stops before it is there."""
+        read = bytearray()
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limits.add(limit)
+                try:
+                    async for piece in body:
+                        read += piece
+                        if len(read) > most:
+                            raise too_large(most)
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError as error:
+            raise closing() from error
+        return bytes(read)
+
+    def drop_all(self) -> None:
+        """End every reading: its client hears that the server is shutting down."""
+        for limit in self._limits:
+            limit.reschedule(0.0)
 
 
 class CheckedRequest(Request):
@@ -17,24 +48,22 @@ class CheckedRequest(Request):
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
-            limit = self.app.state.served.config.max_body_bytes
+            served = self.app.state.served
+            limit = served.config.max_body_bytes
             if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 # Also keeps out pages in a browser, which may send other types here without asking.
                 raise wrong("send the body with the header Content-Type: application/json")
             if (told := self.headers.get("content-length", "")).isdecimal() and int(told) > limit:
                 raise too_large(limit)
-            read = bytearray()
-            async for piece in self.stream():
-                read += piece
-                if len(read) > limit:
-                    raise too_large(limit)
-            self._body = bytes(read)
+            if not served.worker.accepting:
+                raise closing()
+            self._body = await served.uploads.read(self.stream(), limit)
         return self._body
 
     async def json(self) -> Any:
         body = await self.body()
         try:
-            return json.loads(body.decode("utf-8"), parse_constant=_refuse)
+            return json.loads(body.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
         except UnicodeDecodeError as error:
             raise wrong(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
         except RecursionError as error:
@@ -53,6 +82,14 @@ class CheckedRoute(APIRoute):
             return await handle(CheckedRequest(request.scope, request.receive))
 
         return handle_checked
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise wrong(f"the body has {name!r} twice in one object")
+    return found
 
 
 def _refuse(word: str) -> NoReturn:

@@ -41,3 +41,7 @@ class ServerConfig:
         for name in ("host", "served_model_name", "api_key"):
             if getattr(self, name) == "":
                 raise UnmaskError(f"{name} must not be empty")
+        if self.served_model_name is not None and not self.served_model_name.isprintable():
+            raise UnmaskError(f"served_model_name must be printable, got {self.served_model_name!r}")
+        if self.api_key is not None and not (self.api_key.isprintable() and self.api_key == self.api_key.strip()):
+            raise UnmaskError("the API key must be printable UTF-8, without white space at its ends")

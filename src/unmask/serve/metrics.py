@@ -11,8 +11,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYP
 
 from unmask.types import StreamEvent
 
-__all__ = ["CONTENT_TYPE", "Counting", "Metrics"]
+__all__ = ["CONTENT_TYPE", "GONE", "Counting", "Metrics"]
 
+GONE = 499  # the status of a request whose client left before the end of the answer
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -69,16 +70,25 @@ class Counting:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        began, status, ended = time.perf_counter(), 500, False
 
         async def sending(message: dict[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
+            nonlocal status, ended
+            if status != GONE:
+                status = message.get("status", status)
             await send(message)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        async def receiving() -> dict[str, Any]:
+            nonlocal status
+            message = await receive()
+            if message["type"] == "http.disconnect" and not ended:
+                status = GONE
+            return message
 
         with self.metrics.in_flight.track_inprogress():
             try:
-                await self.app(scope, receive, sending)
+                await self.app(scope, receiving, sending)
             finally:
                 # The route's pattern, not the path: anybody can make up paths, and each would stay for ever.
                 route = getattr(scope.get("route"), "path", "other")

@@ -15,10 +15,11 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from unmask.engine.generator import Generator
 from unmask.engine.request import plan
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import Policy
 from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
@@ -26,6 +27,7 @@ from unmask.serve.worker import Worker
 from unmask.settings import Settings
 
 WARMUP_PROMPT_TOKENS = 512
+FAREWELL_S = 0.5  # for clients to read that they were dropped
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -39,9 +41,14 @@ def bind(config: ServerConfig) -> socket.socket:
         except OSError:
             bound.close()
             raise
-    except OSError as error:
-        raise UnmaskError(f"cannot listen at {config.host}, port {config.port}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        raise _cannot_listen(config, error) from error
     return bound
+
+
+def _cannot_listen(config: ServerConfig, error: OSError | UnicodeError) -> UnmaskError:
+    reason = error.strerror if isinstance(error, OSError) else "that is no name of a host"
+    return UnmaskError(f"cannot listen at {config.host}, port {config.port}: {reason}")
 
 
 def url_of(bound: socket.socket) -> str:
@@ -63,12 +70,12 @@ class Server:
         say: Callable[[str], None],
     ) -> None:
         self.llm, self.config, self.policy, self.settings, self.say = llm, config, policy, settings, say
-        self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue)
+        self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue, on_broken=self.stop)
         app = create_app(self.worker, config, policy=policy, settings=settings)
-        self._http = _Http(app, self.worker, config.grace_s)
+        self._http = _Http(app, self.worker, config)
 
     def run(self, bound: socket.socket) -> None:
-        """Serve at that socket until `stop`, SIGINT or SIGTERM."""
+        """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
         name = self.config.served_model_name or self.llm.spec.name
         self._http.on_ready = lambda: self.say(f"serving {name} at {url_of(bound)}")
         try:
@@ -76,6 +83,8 @@ class Server:
             self._http.run(sockets=[bound])
         finally:
             self.worker.stop()
+        if self.worker.broken:
+            raise WorkFailed("the model can no longer be run: its device may be lost")
 
     def stop(self) -> None:
         """Have `run` return, when the requests under way are answered or their time is up; from any thread."""
@@ -99,31 +108,45 @@ class Server:
 class _Http(uvicorn.Server):
     """uvicorn, which gives requests their time when it is told to stop, and then ends with status 0."""
 
-    def __init__(self, app: Any, worker: Worker, grace_s: float) -> None:
+    def __init__(self, app: FastAPI, worker: Worker, config: ServerConfig) -> None:
         # No log of its own: what goes wrong reaches stderr through Python's last resort, and nothing else does.
         options: dict[str, Any] = {"log_config": None, "access_log": False, "ws": "none", "lifespan": "off"}
-        last = math.ceil(grace_s) + 5  # for clients that do not even read that they were dropped
+        last = math.ceil(config.grace_s) + 10  # of the last resort: a task that does not heed that its client is gone
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=last, server_header=False, **options))
-        self.worker, self.grace_s = worker, grace_s
+        self.app, self.worker, self.chosen = app, worker, config
         self.on_ready: Callable[[], None] = lambda: None
         self.loop: asyncio.AbstractEventLoop | None = None  # while it stops
+        self.hurried = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # somebody else had bound the port as well, and was the first to listen
+            raise _cannot_listen(self.chosen, error) from error
         self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.worker.refuse()
+        self.app.state.served.uploads.drop_all()
         self.loop = asyncio.get_running_loop()
-        timer = self.loop.call_later(self.grace_s, self.worker.drop_all)
+        timer = self.loop.call_later(0.0 if self.hurried else self.chosen.grace_s, self._drop)
         await super().shutdown(sockets)
         timer.cancel()
 
+    def _drop(self) -> None:
+        self.worker.drop_all()
+        assert self.loop is not None
+        self.loop.call_later(FAREWELL_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks to stop, the next to stop at once."""
-        self.should_exit = True
+        self.hurried, self.should_exit = self.should_exit, True
         if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.worker.drop_all)
+            self.loop.call_soon_threadsafe(self._drop)
 
     @contextmanager
     def capture_signals(self) -> abc.Generator[None]:

@@ -30,7 +30,10 @@ def _decoding_schema() -> dict[str, Any]:
 
 
 Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
-TokenIds = list[int]
+# In every list that comes in, pydantic stops at the first fault: one error for each of a million would take minutes.
+AtFirst = Field(fail_fast=True)
+TokenIds = Annotated[list[int], AtFirst]
+Texts = Annotated[list[str], AtFirst]
 
 
 class _Checked(BaseModel):
@@ -55,7 +58,7 @@ class Message(_Checked):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], AtFirst]
 
 
 class _Request(_Checked):
@@ -68,7 +71,7 @@ class _Request(_Checked):
     top_p: float | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Any = None
@@ -78,14 +81,14 @@ class _Request(_Checked):
 class CompletionRequest(_Request):
     """A prompt to continue, or the gap between it and a suffix to fill."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], AtFirst]
     suffix: str | TokenIds | None = None
 
 
 class ChatRequest(_Request):
     """A conversation to answer."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 class Usage(BaseModel):
@@ -204,6 +207,8 @@ def complaint(errors: Sequence[Any]) -> tuple[str, str | None]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
         if part in FORMS:  # what follows names the form that was tried, not a place
             return f"{param} must be {FORMS[str(part)]}", param
+    if first["type"] == "string_unicode":
+        return f"{param or 'the body'} has a field whose name holds half a surrogate pair", param or None
     if not param:
         return "the body must be a JSON object", None
     if first["type"] == "missing":

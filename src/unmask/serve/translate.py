@@ -13,7 +13,7 @@ from typing import Any
 from unmask import policies
 from unmask.engine.flow import Request
 from unmask.engine.generator import Generator
-from unmask.engine.request import preset_name
+from unmask.engine.request import check_compatible, preset_name
 from unmask.errors import UnknownName, UnmaskError
 from unmask.policies import Policy
 from unmask.serve.errors import wrong
@@ -21,6 +21,7 @@ from unmask.serve.schema import ChatRequest, CompletionRequest, Message
 from unmask.settings import Settings
 
 SETTINGS = tuple(item.name for item in fields(Settings))
+MOST_STOPS = 64  # strings, each of which is looked for after every pass
 OWN = ("policy", "step_map")
 # Fields that would change the answer, and the values with which they would not.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -40,6 +41,13 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "web_search_options": (),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    **dict.fromkeys(("bad_words", "allowed_token_ids", "stop_token_ids"), ([],)),
     **dict.fromkeys(("grammar", "ebnf", "regex", "json_schema", "structured_outputs"), ()),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
 }
@@ -50,6 +58,7 @@ class Asked:
     """A request in our words."""
 
     prompts: list[Any]  # each a text, token ids, or messages
+    source: str | None  # the field to name if they cannot be served; None: it may be another as well
     suffix: str | list[int] | None
     choices: int  # of each prompt
     policy: Policy
@@ -64,7 +73,10 @@ class Asked:
         seeds = range(self.settings.seed, self.settings.seed + self.choices)
         varied = [_changed(self.settings, "seed", seed, "seed") for seed in seeds]
         given: dict[str, Any] = {"suffix": self.suffix, "policy": self.policy}
-        return [llm.request(prompt, settings=settings, **given) for prompt in self.prompts for settings in varied]
+        try:
+            return [llm.request(prompt, settings=settings, **given) for prompt in self.prompts for settings in varied]
+        except UnmaskError as error:
+            raise wrong(error, param=self.source) from error
 
 
 def asked_by(
@@ -74,19 +86,27 @@ def asked_by(
     extra = body.model_extra or {}
     for name, value in extra.items():
         if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
-            raise wrong(f"{name} is not supported", param=name)
+            way = f" here; give it as decoding.{name}" if name in SETTINGS else ""
+            raise wrong(f"{name} is not supported{way}", param=name)
     if body.stream_options is not None and not body.stream:
         raise wrong("stream_options is for requests with stream: true", param="stream_options")
     prompts, choices = _prompts(body), body.n or 1
     if len(prompts) * choices > most:
         raise wrong(f"{len(prompts) * choices} texts are asked for, and this server takes {most} at once")
     decoding = body.decoding or {}
+    suffix = body.suffix if isinstance(body, CompletionRequest) else None
+    policy, settings = _policy(decoding, llm, policy), _settings(body, decoding, settings)
+    try:
+        check_compatible(policy, llm.model, settings)
+    except UnmaskError as error:
+        raise wrong(error, param="decoding") from error
     return Asked(
         prompts=prompts,
-        suffix=body.suffix if isinstance(body, CompletionRequest) else None,
+        source=_source(body) if (settings.max_tokens or 0) < llm.spec.max_length else None,
+        suffix=suffix,
         choices=choices,
-        policy=_policy(decoding, llm, policy),
-        settings=_settings(body, decoding, settings),
+        policy=policy,
+        settings=settings,
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         step_map=_step_map(decoding),
@@ -106,7 +126,15 @@ def _prompts(body: CompletionRequest | ChatRequest) -> list[Any]:
     if prompt == []:
         raise wrong("prompt is an empty list", param="prompt")
     several = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    if several and [] in prompt:
+        raise wrong("prompt has an empty list of token ids", param="prompt")
     return list(prompt) if several else [prompt]
+
+
+def _source(body: CompletionRequest | ChatRequest) -> str | None:
+    if isinstance(body, ChatRequest):
+        return "messages"
+    return "prompt" if body.suffix is None else None
 
 
 def _message(message: Message, number: int) -> dict[str, str]:
@@ -168,12 +196,16 @@ def _unknown(key: str, known: list[str], policy: str) -> str:
 def _settings(body: CompletionRequest | ChatRequest, decoding: dict[str, Any], settings: Settings) -> Settings:
     """The server's settings with those changed that are given, beside OpenAI's fields or in `decoding`."""
     given: dict[str, tuple[str, Any]] = {}
-    own = [(name, f"decoding.{name}", value) for name, value in decoding.items() if name in SETTINGS]
+    own = [(name, f"decoding.{name}", decoding.get(name)) for name in SETTINGS]
     theirs = [(name, name, getattr(body, name)) for name in ("max_tokens", "temperature", "top_p", "seed", "stop")]
     theirs.append(("max_tokens", "max_completion_tokens", body.max_completion_tokens))
-    for name, place, value in [*own, *(entry for entry in theirs if entry[2] is not None)]:
+    for name, place, value in [*own, *theirs]:
+        if value is None:
+            continue
         value = [value] if name == "stop" and isinstance(value, str) else value
         before = given.setdefault(name, (place, value))
+        if name == "stop" and isinstance(value, list) and len(value) > MOST_STOPS:
+            raise wrong(f"stop must hold at most {MOST_STOPS} strings, got {len(value)}", param=place)
         if before[1] != value:
             raise wrong(f"{before[0]} and {place} are given with different values", param=place)
     for name, (place, value) in given.items():

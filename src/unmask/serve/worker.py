@@ -24,12 +24,15 @@ from unmask.types import Output, StreamEvent
 
 log = logging.getLogger(__name__)
 
+MOST_FAILURES = 3  # in a row, before the model itself is tried
+
 
 @dataclass(slots=True, eq=False)
 class Ticket:
     """The texts of one HTTP request, and what the engine says of them; belongs to the event loop it was made in."""
 
     requests: Sequence[Request]
+    streamed: bool = True  # else it is told of outputs and errors only: each word wakes the event loop
     began: float = field(default_factory=time.perf_counter)
     has_text: bool = False  # the engine thread's own note
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -64,22 +67,26 @@ class Ticket:
 class Worker:
     """Takes tickets from event loops and serves them in a thread, first come, first served."""
 
-    def __init__(self, llm: Generator, *, rows: int, max_queue: int, metrics: Metrics | None = None) -> None:
-        self.llm, self.rows, self.max_queue = llm, rows, max_queue
-        self.metrics = metrics or Metrics()
+    def __init__(
+        self, llm: Generator, *, rows: int, max_queue: int, on_broken: Callable[[], None] = lambda: None
+    ) -> None:
+        self.llm, self.rows, self.max_queue, self.on_broken = llm, rows, max_queue, on_broken
+        self.metrics = Metrics()
         self.metrics.waiting.set_function(self.waiting)
         self._line: deque[Request] = deque()
         self._open: dict[int, tuple[Ticket, int]] = {}  # by the id of the request: its ticket, its number there
         self._work = threading.Condition()  # guards the two above, except that the engine takes from the line
         self._refusing = self._stopped = False
         self._thread: threading.Thread | None = None
+        self._prepared = threading.Event()
+        self._failures = 0  # in a row, without a pass between
+        self.broken = False  # the model cannot be run any more
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start the thread, and return when it has prepared itself; an error in that is raised here.
 
         Whatever the device keeps for each thread must be prepared in the thread that decodes.
         """
-        prepared = threading.Event()
         errors: list[BaseException] = []
 
         def run() -> None:
@@ -88,13 +95,13 @@ class Worker:
             except BaseException as error:
                 errors.append(error)
             finally:
-                prepared.set()
+                self._prepared.set()
             if not errors:
                 self._serve()
 
         self._thread = threading.Thread(target=run, name="unmask-engine", daemon=True)
         self._thread.start()
-        prepared.wait()
+        self._prepared.wait()
         if errors:
             raise errors[0]
 
@@ -104,16 +111,21 @@ class Worker:
 
     def waiting(self) -> int:
         """How many texts wait for the engine, those that nobody wants any more left out."""
-        return sum(not request.abandoned for request in self._line.copy())
+        with self._work:
+            return sum(not request.abandoned for request in self._line.copy())
 
-    def submit(self, requests: Sequence[Request]) -> Ticket:
-        """Put requests into the line, all or none."""
+    def check_room(self, texts: int = 1) -> None:
+        """Raise if so many texts could not join the line now."""
         if not self.accepting:
             raise closing()
-        ticket = Ticket(requests)
+        if self.waiting() + texts > self.max_queue:
+            raise queue_full(self.max_queue)
+
+    def submit(self, requests: Sequence[Request], *, streamed: bool = True) -> Ticket:
+        """Put requests into the line, all or none."""
+        ticket = Ticket(requests, streamed)
         with self._work:
-            if self.waiting() + len(requests) > self.max_queue:
-                raise queue_full(self.max_queue)
+            self.check_room(len(requests))
             for number, request in enumerate(requests):
                 self._open[id(request)] = ticket, number
             self._line.extend(requests)
@@ -139,7 +151,7 @@ class Worker:
         with self._work:
             self._stopped = True
             self._work.notify()
-        if self._thread is not None:
+        if self._thread is not None and self._prepared.is_set():  # a warm-up cannot be ended, only left alone
             self._thread.join(timeout_s)
 
     def _serve(self) -> None:
@@ -156,7 +168,11 @@ class Worker:
                 self._fail(error, head)
 
     def _hear(self, request: Request, event: StreamEvent) -> None:
+        if event.step is not None:
+            self._failures = 0
         self.metrics.heard(event)
+        if len(self._line) > self.max_queue:
+            self._sweep()
         ticket, number = self._open.get(id(request), (None, 0))
         if event.output is not None or request.abandoned:
             with self._work:
@@ -166,7 +182,18 @@ class Worker:
         if event.text_delta and not ticket.has_text:
             ticket.has_text = True
             self.metrics.first_text.observe(time.perf_counter() - ticket.began)
-        ticket.tell((number, event))
+        if ticket.streamed or event.output is not None:
+            ticket.tell((number, event))
+
+    def _sweep(self) -> None:
+        """Forget those in the line whom nobody waits for; in the engine's thread, which alone takes from the line."""
+        with self._work:
+            for _ in range(len(self._line)):
+                request = self._line.popleft()
+                if request.abandoned:
+                    self._open.pop(id(request), None)
+                else:
+                    self._line.append(request)
 
     def _fail(self, error: Exception, head: Request) -> None:
         """Tell those whose texts were in the batch; the others have lost nothing."""
@@ -177,6 +204,20 @@ class Worker:
                 self._line.popleft()
             untouched = {id(request) for request in self._line}
             lost = [self._open.pop(key) for key in list(self._open) if key not in untouched]
+        self._failures += not isinstance(error, UnmaskError)
+        if self._failures >= MOST_FAILURES and not self._runs():
+            self.broken = True
+            self.drop_all()
+            self.on_broken()
         for ticket in {id(ticket): ticket for ticket, _ in lost}.values():
             ticket.abandon()
             ticket.tell(failed(error))
+
+    def _runs(self) -> bool:
+        """Whether the model can be run at all: a client that repeats a request which fails must not end the server."""
+        try:
+            self.llm.forward([[self.llm.spec.eos_id]])
+        except Exception as error:
+            log.error("the model cannot be run: %s", error)
+            return False
+        return True
