@@ -34,6 +34,7 @@ def test_a_python_block_runs(block, tmp_path, monkeypatch):
             value()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks("bash"))
 def test_a_command_block_runs(block, tmp_path, monkeypatch):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
@@ -43,6 +44,7 @@ def test_a_command_block_runs(block, tmp_path, monkeypatch):
         assert run(shlex.split(command, comments=True)[1:]) == 0, command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_runs(example, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(example)])

@@ -247,6 +247,7 @@ def test_steps_need_two_blocks(capsys):
     assert "max_tokens=40 is less than two blocks of 32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_step_command_prints_a_table_and_json(capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(tiny_config("llada")))
     arguments = ["bench", "step", str(tmp_path), "--random-weights", "--device", "cpu", "--prompt-tokens", "16"]
@@ -273,6 +274,7 @@ def test_the_step_command_prints_a_table_and_json(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out.splitlines()[0])["quantized"] == "fp8"
 
 
+@pytest.mark.slow
 def test_the_generate_command_takes_rows_of_different_lengths_and_paces(capsys):
     arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--json"]
     arguments += ["--block-size", "8", "--batch", "3", "--repeats", "1", "--cache", "none"]
@@ -288,6 +290,7 @@ def test_the_generate_command_takes_rows_of_different_lengths_and_paces(capsys):
     assert "uneven rows have a policy of their own" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_run_of_new_lengths_is_of_prompts_that_no_run_has_had(capsys, monkeypatch):
     lengths, made = [], Request.canvases
     monkeypatch.setattr(Request, "canvases", lambda self, spec: lengths.append(self.prompt_tokens) or made(self, spec))
@@ -310,6 +313,7 @@ def test_every_run_of_new_lengths_is_of_prompts_that_no_run_has_had(capsys, monk
     assert "8 tokens cannot be 9 tokens shorter" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_generate_command_prints_a_table_and_json(capsys):
     arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--prompt-tokens", "9"]
     arguments += ["--max-tokens", "16", "--block-size", "8", "--repeats", "1", "--cache", "dual"]

@@ -52,7 +52,7 @@ def test_a_row_that_joins_is_decoded_as_if_alone(kind, family, cache, temperatur
     monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: kind is Watched)
     model, policy = kind(random_model(tiny_config(family), std=1.0)), policies.get("threshold", threshold=0.9)
     settings = Settings(cache=cache, temperature=temperature, cfg_scale=guidance)
-    made, events = filled(model, PROMPTS[1:3], settings, policy, rows=3, late=[PROMPTS[0], *PROMPTS[3:]])
+    made, events = filled(model, PROMPTS[1:3], settings, policy, rows=3, late=PROMPTS[3:])
     for number, canvas in enumerate(made):
         sizes = {"mask_id": canvas.mask_id, "block_size": 5, "seed": number}
         alone = Canvas.continuing(canvas.tokens[: canvas.holes[0]], 10 + number, **sizes)
@@ -203,13 +203,15 @@ def test_a_row_that_gets_free_is_taken_in_the_next_pass(toy):
 
 
 def test_a_flow_keeps_nothing_of_those_who_are_done(toy):
-    waiting, there = deque(toy.request("x", policy="fixed", max_tokens=2) for _ in range(30)), []
-    for _, event in toy.flow(waiting, rows=2):
-        if event.output is not None:
-            gc.collect()
-            there.append(sum(type(found) is Request for found in gc.get_objects()))
-    assert there[0] >= 30
-    assert there[-1] <= 5
+    waiting = deque(toy.request("x", policy="fixed", max_tokens=2) for _ in range(30))
+    events = toy.flow(waiting, rows=2)
+    next(events)
+    gc.collect()
+    assert sum(type(found) is Request for found in gc.get_objects()) >= 30
+    while waiting:
+        next(events)
+    gc.collect()
+    assert sum(type(found) is Request for found in gc.get_objects()) <= 5
 
 
 def test_who_is_abandoned_while_waiting_hears_of_it_before_the_batch_is_done(toy):

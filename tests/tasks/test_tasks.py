@@ -52,6 +52,7 @@ def test_answers_to_other_items_are_refused(name):
     assert sum(task.check_many(items, others)) <= 3  # two word problems may happen to have the same result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_train_and_test_share_no_prompt(name):
     task = tasks.get(name)
@@ -65,6 +66,7 @@ def test_an_unknown_split_is_refused(name):
         tasks.get(name).generate(0, 1, "validation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["countdown", "sudoku", "word_problems"])
 @given(text=st.text(max_size=120))
 @settings(max_examples=60, deadline=None)
