@@ -208,6 +208,7 @@ def test_questions_and_shots_are_told_apart_and_other_fields_are_not(data_dir: P
     assert changed == {"gsm8k", "humaneval"}
 
 
+@pytest.mark.slow
 def test_other_questions_are_neither_taken_over_nor_resumed(data_dir: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"tasks": ["gsm8k"], "data_dir": str(data_dir), "shots": 1}
     measure(tmp_path / "first", **asked)
@@ -221,6 +222,7 @@ def test_other_questions_are_neither_taken_over_nor_resumed(data_dir: Path, tmp_
     assert (finished.new_cells, finished.changed) == (0, ("questions",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["gsm8k", "countdown"])
 def test_a_raised_limit_goes_on_from_items_that_were_decoded_one_by_one(
     task: str, data_dir: Path, tmp_path: Path

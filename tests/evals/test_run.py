@@ -212,6 +212,7 @@ def test_a_folder_from_before_there_were_quantised_weights_is_taken_up_and_may_g
         run(parse(VALUES | one, {"quantize": "fp8"}), out=out)
 
 
+@pytest.mark.slow
 def test_quantised_and_plain_results_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither does a run beside another take over its cells, nor does a table compare them."""
     given: list[str | None] = []

@@ -45,6 +45,7 @@ def test_the_command_says_where_it_serves_and_ends_with_0():
         assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_drops_what_is_under_way():
     flags = ["--model", "tiny", "--policy", "fixed", "--no-early-stop", "--max-tokens", "600"]
     with started(*flags) as (process, line):

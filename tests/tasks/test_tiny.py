@@ -69,6 +69,7 @@ TEN = [("sudoku", 7), ("word_problems", 7), ("countdown", 4), ("list_functions",
 FORTY = [("sudoku", 33), ("word_problems", 34), ("countdown", 26), ("list_functions", 37)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "floor"), TEN)
 def test_ten_items_of_each_task_are_mostly_right(tiny, name, floor):
     _, right = decode(tiny, name, seed=21, n=10)
