@@ -4,7 +4,10 @@ import pytest
 
 from unmask.tasks.word_problems import STORIES, WordProblems, final_number
 
-ITEMS = WordProblems().generate(0, 1500)
+
+@pytest.fixture(scope="module")
+def items():
+    return WordProblems().generate(0, 1500)
 
 
 def test_there_are_forty_stories_and_more_of_two_to_six_steps():
@@ -14,12 +17,12 @@ def test_there_are_forty_stories_and_more_of_two_to_six_steps():
     assert all(len(wordings) >= 2 for story in STORIES for wordings in story.told)
 
 
-def test_every_story_is_told():
-    assert {item.kind for item in ITEMS} == {story.name for story in STORIES}
+def test_every_story_is_told(items):
+    assert {item.kind for item in items} == {story.name for story in STORIES}
 
 
-def test_every_equation_of_a_worked_answer_holds():
-    for item in ITEMS:
+def test_every_equation_of_a_worked_answer_holds(items):
+    for item in items:
         equations = re.findall(r"([0-9*/+-]+)=([0-9]+)", item.answer)
         assert 2 <= len(equations) <= 6
         for formula, result in equations:
@@ -27,12 +30,12 @@ def test_every_equation_of_a_worked_answer_holds():
         assert final_number(item.answer) == int(equations[-1][1])
 
 
-def test_no_slot_is_left_unfilled():
-    assert not any("{" in item.prompt + item.answer for item in ITEMS)
+def test_no_slot_is_left_unfilled(items):
+    assert not any("{" in item.prompt + item.answer for item in items)
 
 
-def test_numbers_come_as_digits_words_and_with_separators():
-    prompts = " ".join(item.prompt for item in ITEMS)
+def test_numbers_come_as_digits_words_and_with_separators(items):
+    prompts = " ".join(item.prompt for item in items)
     assert re.search(r"\b(three|seven|a dozen)\b", prompts)
     assert re.search(r"\b[1-9],[0-9]{3}\b", prompts)
     assert "$" in prompts
@@ -52,8 +55,8 @@ def test_without_a_final_number_there_is_none(text):
     assert final_number(text) is None
 
 
-def test_only_the_result_decides():
-    item = ITEMS[0]
+def test_only_the_result_decides(items):
+    item = items[0]
     result = final_number(item.answer)
     assert WordProblems().check(item, f"No steps at all. #### {result}")
     assert not WordProblems().check(item, item.answer.replace(f"#### {result}", f"#### {result + 1}"))

@@ -113,19 +113,22 @@ def _step(equation: str, text: str, values: dict[str, int], words: dict[str, str
 
 
 def _render(text: str, values: dict[str, int], words: dict[str, str], rng: random.Random, *, spell: bool = True) -> str:
-    """Fill the slots; a sentence starts with a capital. Amounts of money and percentages are always digits."""
-
-    def fill(slot: re.Match[str]) -> str:
-        currency, name, percent = slot.groups()
-        if name in words:
-            return words[name]
-        value = values[name]
-        if spell and not currency and not percent and value <= 12 and rng.random() < SPELLED:
-            return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
-        return f"{currency}{value:,}{percent}" if spell else f"{currency}{value}{percent}"
-
-    filled = _SLOT.sub(fill, text)
+    """Fill the slots; a sentence starts with a capital."""
+    filled = _SLOT.sub(lambda slot: _fill(slot, values, words, rng, spell=spell), text)
     return filled[0].upper() + filled[1:]
+
+
+def _fill(
+    slot: re.Match[str], values: dict[str, int], words: dict[str, str], rng: random.Random, *, spell: bool
+) -> str:
+    """What stands in a slot. Amounts of money and percentages are always digits."""
+    currency, name, percent = slot.groups()
+    if name in words:
+        return words[name]
+    value = values[name]
+    if spell and not currency and not percent and value <= 12 and rng.random() < SPELLED:
+        return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
+    return f"{currency}{value:,}{percent}" if spell else f"{currency}{value}{percent}"
 
 
 def _draw_words(rng: random.Random) -> dict[str, str]:
