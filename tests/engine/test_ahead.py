@@ -102,6 +102,13 @@ def test_a_block_that_a_pass_cannot_complete_is_gone_on_with_before_the_read(mon
         run(model, Announced(), PROMPTS[:1], max_tokens=10, settings=settings)
 
 
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_a_policy_that_commits_more_than_it_said_is_found_out_on_every_device(cache):
+    model = random_model(tiny_config("llada"), std=0.4)
+    with pytest.raises(WorkFailed, match="Announced commits more than it said"):
+        run(model, Announced(), PROMPTS[:1], max_tokens=10, settings=Settings(cache=cache))
+
+
 PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]
 
 

@@ -197,7 +197,9 @@ def test_a_row_that_gets_free_is_taken_in_the_next_pass(toy):
         batches.append(given)
         return toy._decode(*given, **options)
 
-    events = [(requests.index(request), event.step.step) for request, event in flow(waiting, counted, rows=1)]
+    events = [
+        (requests.index(request), event.step.step) for request, event in flow(waiting, counted, rows=1, codec=toy.codec)
+    ]
     assert events == [(number, step) for number in range(3) for step in range(3)]
     assert len(batches) == 1
 
@@ -294,6 +296,18 @@ def test_a_request_that_is_wrong_is_refused_before_anything_is_decoded(toy):
         toy.request("x", policy="meanfield")
     with pytest.raises(UnmaskError, match="rows must be at least 1"):
         toy.flow(deque(), rows=0)
+
+
+def test_a_request_is_decoded_once_and_by_who_made_it(toy):
+    with pytest.raises(UnmaskError, match="by another generator"):
+        list(toy.flow(deque([unmask.load("toy").request("x")])))
+    request = toy.request("x", max_tokens=2)
+    with pytest.raises(UnmaskError, match="is or was decoded"):
+        list(toy.flow(deque([request, request])))
+    again = toy.request("x", max_tokens=2)
+    list(toy.flow(deque([again])))
+    with pytest.raises(UnmaskError, match="is or was decoded"):
+        list(toy.flow(deque([again])))
 
 
 def test_an_error_ends_the_flow_and_leaves_the_line_as_it_is(toy, monkeypatch):

@@ -1,6 +1,7 @@
 import asyncio
 import inspect
 import json
+import random
 import time
 from importlib.metadata import EntryPoint
 
@@ -10,6 +11,7 @@ import torch
 import unmask
 from unmask import policies
 from unmask.engine.clock import Clock
+from unmask.engine.text import Ending, TextStream
 from unmask.errors import UnmaskError
 from unmask.models.toy import SENTENCE
 from unmask.settings import Settings
@@ -251,9 +253,36 @@ def test_steps_can_be_watched(toy):
     assert len(seen) == 40
 
 
-def test_early_stop_does_not_spoil_the_later_holes_of_an_infilled_text(toy):
-    text = "<|answer|>" + SENTENCE.replace("masked", "[MASK]" * 6).replace("alone", "[MASK]" * 5)
-    assert toy.infill(text, early_stop=True, stop=("mask",), block_size=8).text == SENTENCE
+@pytest.mark.parametrize("given", [{"max_tokens": 5}, {"stop": "mask"}, {"stop_token_ids": (3,)}])
+def test_what_ends_a_continuation_is_refused_where_masks_are_filled(toy, given):
+    for options in (given, {"settings": Settings(**given)}):
+        with pytest.raises(UnmaskError, match=f"{next(iter(given))} does not apply"):
+            toy.infill("a[MASK]b", **options)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_of_two_stop_strings_the_one_that_is_complete_first_ends_the_text(toy, early_stop):
+    options = {"max_tokens": 40, "block_size": 1, "stop": ("masked letter is", "letter"), "early_stop": early_stop}
+    *_, last = events = list(toy.stream("Hi", **options))
+    streamed = "".join(event.text_delta for event in events)
+    assert streamed == last.output.text == toy.generate("Hi", **options).text == "Every masked "
+
+
+def test_pieces_of_random_texts_add_up_whatever_ends_them(toy):
+    rng = random.Random(0)
+    letters = {letter: toy.codec.encode(letter, special=False) for letter in "abcé€"}
+    for _ in range(600):
+        drawn = [letters[rng.choice("abcabcé€")] for _ in range(rng.randrange(1, 14))]
+        ids = [token for letter in drawn for token in letter[: rng.randrange(1, len(letter) + 1)]]
+        stops = ["".join(rng.choice("abcé") for _ in range(rng.randrange(1, 5))) for _ in range(rng.randrange(4))]
+        ending = Ending(token_ids=(), strings=stops, codec=toy.codec)
+        kept, text, _ = ending.cut(ids)
+        assert kept == next(ids[:n] for n in range(len(ids), -1, -1) if len(toy.codec.decode(ids[:n])) <= len(text))
+        stream, pieces, n = TextStream(ending=ending), "", 0
+        while n < len(ids):
+            n = min(len(ids), n + rng.choice([1, 1, 2, 5]))
+            pieces += stream.feed(ids[:n], final=n == len(ids))
+        assert pieces == text
 
 
 def test_a_policy_that_says_nothing_about_itself_needs_nothing():

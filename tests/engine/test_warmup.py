@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 import unmask
 from unmask import policies
@@ -17,7 +18,7 @@ def test_every_batch_that_is_captured_is_decoded_and_some_of_different_lengths(c
     llm, decoded, chosen = unmask.load("toy", device="cpu"), [], []
     monkeypatch.setattr(llm.model, "device", types.SimpleNamespace(type="cuda"))
 
-    def note(canvases, job, *, arrivals, rows):
+    def note(canvases, job, *, ended, arrivals, rows):
         lengths = [len(row.tokens) - 8 for row in canvases]
         joining = [len(row.tokens) - 8 for row in arrivals(1, None)]
         assert rows == len(lengths + joining)
@@ -40,6 +41,23 @@ def test_every_batch_that_is_captured_is_decoded_and_some_of_different_lengths(c
     llm.warmup(prompt_tokens=6, max_tokens=8)
     assert decoded[::3] == [[6], [5], [1]]
     assert sorted(expected) == [(1, 14), (2, 14), (4, 14), (5, 14)]
+
+
+def test_no_text_ends_before_its_last_block_has_been_rehearsed(monkeypatch):
+    toy = unmask.load("toy")
+    monkeypatch.setattr(toy.model, "device", types.SimpleNamespace(type="cuda"))
+    decode, blocks = toy._decode, []
+
+    def followed(canvases, job, **options):
+        with monkeypatch.context() as inside:
+            inside.setattr(toy.model, "device", torch.device("cpu"))
+            blocks.append({event.block for event in decode(canvases, job, **options)})
+        return iter(())
+
+    monkeypatch.setattr(toy, "_decode", followed)
+    monkeypatch.setattr("unmask.engine.generator.is_complete", lambda canvas, ending: True)
+    toy.warmup(prompt_tokens=1, max_tokens=12, block_size=4, early_stop=True)
+    assert all(len(found) == 3 for found in blocks)
 
 
 def test_shorter_prompts_are_rehearsed_in_the_steps_in_which_they_are_captured():

@@ -186,3 +186,29 @@ def test_a_graph_replays_it_on_other_logits_and_masks(kernels, b):
         graph.replay()
         assert same(captured, kernels(logits, masked))
     assert not captured.commit.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_who_asks_for_checks_gets_them_and_the_kernels(dtype):
+    logits, masked = draw(2, 9, 1023, dtype=dtype), some_open(2, 9)
+    trusted, checked = (mean_field_commit(logits, masked, validate=validate) for validate in (False, True))
+    for name in FIELDS:
+        assert torch.equal(getattr(trusted, name), getattr(checked, name))
+    closed = int((~masked[1]).nonzero()[0])
+    logits[1, closed] = math.nan
+    assert torch.equal(mean_field_commit(logits, masked).commit, trusted.commit)
+    logits[1, 0, 5] = math.nan
+    with pytest.raises(ValueError, match="row 1, position 0 contain NaN"):
+        mean_field_commit(logits, masked)
+    with pytest.raises(ValueError, match="open_at_most is 1"):
+        mean_field_commit(logits[:1], masked[:1], open_at_most=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("v", [129, 1023])
+def test_identical_positions_tie_with_odd_vocabularies(v, dtype):
+    masked = torch.ones(8, 7, dtype=torch.bool, device="cuda")
+    for seed in range(20):
+        row = torch.randn(8, 1, v, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        decided = mean_field_commit(row.expand(8, 7, v).contiguous().cuda(), masked, threshold=0.999)
+        assert decided.commit[:, 0].all()

@@ -24,17 +24,35 @@ Layer: TypeAlias = tuple[Float[Tensor, "places g length d"], Float[Tensor, "plac
 class Storage:
     """Room for the keys and values of some rows of limited length; takes the shape of the model that first uses it."""
 
-    def __init__(self, *, rows: int, length: int) -> None:
+    def __init__(self, *, rows: int, length: int, others: StoragePool | None = None) -> None:
         self.rows, self.length = rows, length
         self.layers: list[Layer] = []
+        self._others = others  # let go of where there is no room beside them
+
+    @property
+    def positions(self) -> int:
+        return self.rows * self.length
 
     def allocate(self, *, n_layers: int, heads: int, width: int, like: Tensor) -> None:
-        """Make room, if that has not been done."""
-        # It outlives this call, so it must not be born as inference tensors, which nobody else may write to.
-        with torch.inference_mode(False):
-            sizes = (self.rows, heads, self.length, width)
-            # Zeros: what nobody has written may be multiplied by a weight of zero, which must give zero.
-            self.layers = self.layers or [(like.new_zeros(sizes), like.new_zeros(sizes)) for _ in range(n_layers)]
+        """Make room, if that has not been done for a model of this dtype on this device."""
+        if self.layers and (self.layers[0][0].dtype, self.layers[0][0].device) == (like.dtype, like.device):
+            return
+        self.layers = []
+        sizes = (self.rows, heads, self.length, width)
+        try:
+            self.layers = _zeros(like, sizes, n_layers)
+        except torch.OutOfMemoryError:
+            if self._others is None:
+                raise
+            self._others.clear()
+            self.layers = _zeros(like, sizes, n_layers)
+
+
+def _zeros(like: Tensor, sizes: tuple[int, ...], n_layers: int) -> list[Layer]:
+    # They outlive this call, so they must not be born as inference tensors, which nobody else may write to. Zeros: what
+    # nobody has written may be multiplied by a weight of zero, which must give zero.
+    with torch.inference_mode(False):
+        return [(like.new_zeros(sizes), like.new_zeros(sizes)) for _ in range(n_layers)]
 
 
 class KVCache:
@@ -65,10 +83,14 @@ class KVCache:
 
 
 class StoragePool:
-    """Lends storage to generations, one at a time each."""
+    """Lends storage to generations, one at a time each.
+
+    What is given back is kept, with all that was captured on it, while it takes no more room than the largest batch
+    does once more: a long canvas now and then must not cost the short ones their graphs.
+    """
 
     def __init__(self) -> None:
-        self._free: list[Storage] = []
+        self._free: list[Storage] = []  # who was given back last comes last
         self._returned: deque[Storage] = deque()
         self._lock = Lock()
 
@@ -76,18 +98,20 @@ class StoragePool:
         return StoragePool, ()  # a copy begins empty
 
     def borrow(self, rows: int, length: int) -> Storage:
-        """The smallest that is free and large enough; if there is none, a new one instead of the smaller ones."""
+        """The smallest that is free and large enough, else a new one."""
         with self._lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
             fitting = [found for found in self._free if found.rows >= rows and found.length >= length]
             if fitting:
-                chosen = min(fitting, key=lambda found: found.rows * found.length)
+                chosen = min(fitting, key=lambda found: found.positions)
                 self._free.remove(chosen)
                 return chosen
-            length = -(-length // _POSITIONS) * _POSITIONS
-            self._free = [found for found in self._free if found.rows > rows or found.length > length]
-            return Storage(rows=rows, length=length)
+            new = Storage(rows=rows, length=-(-length // _POSITIONS) * _POSITIONS, others=self)
+            largest = max(found.positions for found in (new, *self._free))
+            while new.positions + sum(found.positions for found in self._free) > 2 * largest:
+                self._free.pop(0)
+            return new
 
     def give_back(self, storage: Storage) -> None:
         # Without the lock: a generation that nobody holds any more may end while this very thread borrows.

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from unmask import policies
 from unmask.cache.kv import StoragePool
 from unmask.engine import reuse
 from unmask.engine.canvas import Canvas
@@ -158,8 +159,6 @@ class _Loop:
         if ahead is not None and all(goes_on for *_, goes_on in read):
             ready = ahead.here or ahead.anywhere or ahead.ready
             self.begun = self._begin(ahead.window, ready=ready, refresh=False)
-        elif ahead is not None and ahead.here is not None:
-            raise WorkFailed(f"the policy {name_of(self.policy)} commits more than it said")
         events = [self._record(index, values, window, leaves=leaving[index]) for index, values in enumerate(read)]
         if figures:
             events = [figures.attach(event, index) for index, event in enumerate(events)]
@@ -235,7 +234,7 @@ class _Loop:
         seen = self.observe(begun.prediction, window, self.tokens, self.holes, generators, most)
         if self.clock:
             self.clock.start()
-        decision, self.state = self.policy.select(seen.view, self.state)
+        decision, self.state = policies.decide(self.policy, seen.view, self.state)
         if self.clock:
             self.clock.lap(self.clock.policy, [row.number for row in self.live])
         case = self._case(decision, seen, begun)
@@ -255,7 +254,7 @@ class _Loop:
             now = _Begun(window=frame, prediction=Prediction(logits=logits), drifted=drifted, alone=alone)
             # What a graph reads it has to itself.
             seen = self.observe(now.prediction, frame, tokens, holes, [], None, own=_is_captured(logits))
-            decision, _ = self.policy.select(seen.view, None)
+            decision, _ = policies.decide(self.policy, seen.view, None)
             return settle(self._case(decision, seen, now), tokens)
 
         inputs = (
@@ -316,7 +315,8 @@ class _Loop:
         remasked = tuple(start + c for c in columns if values[2 * width + c])
         waiting, drifted, broken, _ = values[-4:]
         row = self.live[index]
-        self._check(row, broken=broken, moved=bool(waiting) or len(committed) > len(remasked))
+        moved = bool(waiting) or len(committed) > len(remasked)
+        self._check(row, broken=broken, moved=moved, committed=len(committed))
         canvas = row.canvas
         step, block = canvas.passes, canvas.block
         refreshed = self.settings.cache != "none" and reuse.is_refresh(canvas, self.settings)
@@ -336,12 +336,14 @@ class _Loop:
             finished=canvas.finished,
         )
 
-    def _check(self, row: _Row, *, broken: int, moved: bool) -> None:
+    def _check(self, row: _Row, *, broken: int, moved: bool, committed: int) -> None:
         """Stop a generation that can come to no good."""
         canvas = row.canvas
         if broken:
             place = f"forward pass {canvas.passes} of row {row.number}"
             raise WorkFailed(f"the model gave no usable logits (NaN or all -inf) in {place}")
+        if committed > most_commits(self.policy, canvas.open_in_block(), canvas.block_step):
+            raise WorkFailed(f"the policy {name_of(self.policy)} commits more than it said")
         row.idle = 0 if moved else row.idle + 1
         if row.idle > 2 * len(canvas.holes):
             reason = (

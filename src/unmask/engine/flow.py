@@ -15,6 +15,8 @@ from unmask.engine.canvas import Canvas
 from unmask.engine.output import continued, is_complete
 from unmask.engine.request import Plan
 from unmask.engine.text import Ending, TextStream
+from unmask.errors import UnmaskError
+from unmask.models.tokenizer import TextCodec
 from unmask.policies import Policy, remasks
 from unmask.settings import Settings
 from unmask.types import StepEvent, StreamEvent
@@ -60,18 +62,31 @@ class Request:
 
 
 def flow(
-    waiting: deque[Request], decode: Callable[..., Iterator[StepEvent]], *, rows: int
+    waiting: deque[Request], decode: Callable[..., Iterator[StepEvent]], *, rows: int, codec: TextCodec
 ) -> Iterator[tuple[Request, StreamEvent]]:
-    """Decode who waits, and who comes meanwhile, at most `rows` at a time; see `Generator.flow`."""
+    """Decode who waits, and who comes meanwhile, at most `rows` at a time; see `Generator.flow`.
+
+    Requests are those of the generator whose tokenizer is `codec`.
+    """
+    if rows < 1:
+        raise UnmaskError(f"rows must be at least 1, got {rows}")
+    if not isinstance(waiting, deque):
+        raise UnmaskError(f"requests wait in a deque, got {type(waiting).__name__}")
+    return _flow(waiting, decode, rows, codec)
+
+
+def _flow(
+    waiting: deque[Request], decode: Callable[..., Iterator[StepEvent]], rows: int, codec: TextCodec
+) -> Iterator[tuple[Request, StreamEvent]]:
     while waiting:
-        yield from _Batch(waiting, rows).events(decode)
+        yield from _Batch(waiting, rows, codec).events(decode)
 
 
 class _Batch:
     """The requests of one kind that are decoded together, until one of another kind is next."""
 
-    def __init__(self, waiting: deque[Request], rows: int) -> None:
-        self.waiting, self.rows = waiting, rows
+    def __init__(self, waiting: deque[Request], rows: int, codec: TextCodec) -> None:
+        self.waiting, self.rows, self.codec = waiting, rows, codec
         self.running: dict[int, Request] = {}  # by the number of the row
         self.gone: deque[Request] = deque()  # abandoned while they waited
         self.first: Request | None = None
@@ -94,6 +109,7 @@ class _Batch:
         canvases: list[Canvas] = []
         while self.waiting and len(canvases) < room:
             head = self.waiting[0]
+            self._check(head)
             if head.abandoned:
                 self.gone.append(self.waiting.popleft())
                 continue
@@ -105,6 +121,15 @@ class _Batch:
             self.seen += 1
             canvases.append(head.canvas)
         return canvases
+
+    def _check(self, head: object) -> None:
+        """Refuse what would spoil the batch."""
+        if not isinstance(head, Request):
+            raise UnmaskError(f"what waits must be made by `request`, got {type(head).__name__}")
+        if head.ending.codec is not self.codec:
+            raise UnmaskError("a request was made by another generator than the one that decodes it")
+        if head.canvas.passes or head.canvas.finished or head in self.running.values():
+            raise UnmaskError("a request waits that is or was decoded; make a new one")
 
     def _ended(self, canvas: Canvas) -> bool:
         return next(request for request in self.running.values() if request.canvas is canvas).ended()

@@ -25,7 +25,7 @@ from unmask.engine.figures import Detail
 from unmask.engine.flow import Request, flow
 from unmask.engine.likelihood import loglikelihood
 from unmask.engine.output import continued, filled, is_complete
-from unmask.engine.prompts import Message, Prompt, as_batch, token_rows
+from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, token_list, token_rows
 from unmask.engine.request import Plan, check_compatible, plan, quantization_of
 from unmask.engine.warmup import rehearsals
 from unmask.errors import OutOfMemory, UnmaskError
@@ -108,9 +108,8 @@ class Generator:
         **shorthand: Any,
     ) -> Output | list[Output]:
         """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list."""
-        single = not messages or isinstance(messages[0], dict)
-        conversations = [messages] if single else messages
-        ids = [self.codec.chat(conversation) for conversation in conversations]  # ty: ignore[invalid-argument-type]
+        conversations, single = as_conversations(messages)
+        ids = [self.codec.chat(conversation) for conversation in conversations]
         outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, timed, on_step, on_output)
         return outputs[0] if single else outputs
 
@@ -135,8 +134,9 @@ class Generator:
     ) -> Output | list[Output]:
         """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled."""
         texts, single = as_batch(text)
-        if "max_tokens" in shorthand or (settings is not None and settings.max_tokens is not None):
-            raise UnmaskError("infill fills the masks that are there: max_tokens does not apply")
+        for name in ("max_tokens", "stop", "stop_token_ids"):
+            if shorthand.get(name) or (settings is not None and getattr(settings, name)):
+                raise UnmaskError(f"infill fills the masks that are there: {name} does not apply")
         job = plan(self.spec, policy, settings, shorthand)
         canvases = []
         for item in texts:
@@ -203,7 +203,7 @@ class Generator:
         """
         job = plan(self.spec, policy, settings, shorthand)
         check_compatible(job.policy, self.model, job.settings)
-        messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        messages = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
         ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
         after = [] if suffix is None else self._encode(suffix, special=False, begins=False)
         return Request(self._open_canvas(ids, job, after), job, job.ending(self.spec, self.codec))
@@ -216,9 +216,7 @@ class Generator:
         was abandoned, and is None if it was before it began. Ends when nobody is left. An error ends it too, for all
         that it had taken.
         """
-        if rows < 1:
-            raise UnmaskError(f"rows must be at least 1, got {rows}")
-        return flow(waiting, self._decode, rows=rows)
+        return flow(waiting, self._decode, rows=rows, codec=self.codec)
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
@@ -232,7 +230,7 @@ class Generator:
     ) -> float:
         """Monte Carlo estimate of ln p(continuation | prompt), as LLaDA's evaluation does it."""
         before = self._encode(prompt)
-        after = self.codec.encode(continuation, special=False) if isinstance(continuation, str) else list(continuation)
+        after = self._encode(continuation, special=False, begins=False)
         self._check_length(len(before), len(after))
         return loglikelihood(self.model, before, after, samples=samples, seed=seed, batch_size=batch_size)
 
@@ -248,8 +246,8 @@ class Generator:
         """Do what the first requests would wait for: compile kernels, take memory, capture graphs.
 
         For prompts of up to `prompt_tokens`, up to `batch_size` at a time, with these options; those of just that
-        length are the fastest. Longer ones work as well: their passes over one block are ready too, and what is new is
-        captured as it comes up. Does nothing where there is no CUDA device.
+        length are the fastest. Longer ones work as well: what they need is captured as it comes up. Does nothing where
+        there is no CUDA device.
         """
         for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
             if value < 1:
@@ -264,15 +262,14 @@ class Generator:
             canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in found.prompts]
             if found.expected:
                 expect(self.model, len(canvases), len(canvases[0].tokens))
-            found.play(canvases, partial(self._decode, job=replace(job, policy=found.policy)))
+            # No text ends early: a block that is never reached would be captured by the first request that does.
+            play = partial(self._decode, job=replace(job, policy=found.policy), ended=lambda _: False)
+            found.play(canvases, play)
 
     def _encode(self, prompt: Prompt, *, special: bool = True, begins: bool = True) -> list[int]:
         """Token ids of a prompt, or of a text that does not begin a canvas."""
         if not isinstance(prompt, str):
-            ids = list(prompt)
-            if not all(isinstance(token, int) and 0 <= token < self.spec.vocab_size for token in ids):
-                raise UnmaskError(f"a prompt is a text, or token ids in [0, {self.spec.vocab_size})")
-            return ids
+            return token_list(prompt, self.spec.vocab_size)
         ids = self.codec.encode(prompt, special=special)
         if begins and self.spec.add_bos and self.spec.bos_id is not None and ids[:1] != [self.spec.bos_id]:
             ids = [self.spec.bos_id, *ids]

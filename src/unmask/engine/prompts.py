@@ -25,13 +25,34 @@ def as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     return list(prompt), False  # ty: ignore[invalid-return-type]
 
 
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> tuple[list[Any], bool]:
+    """The conversations as a list, and whether there was just one."""
+    if not isinstance(messages, list | tuple):
+        one = "[{'role': 'user', 'content': ...}]"
+        raise UnmaskError(
+            f"messages must be a list such as {one}, got {type(messages).__name__}; a prompt is for generate"
+        )
+    single = not messages or isinstance(messages[0], dict)
+    return [messages] if single else list(messages), single
+
+
+def token_list(prompt: Prompt, vocab_size: int) -> list[int]:
+    """A prompt's own token ids."""
+    ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    of_ids = isinstance(ids, list | tuple) and all(isinstance(token, int) and 0 <= token < vocab_size for token in ids)
+    if not of_ids:
+        raise UnmaskError(f"a prompt is a text, or a list of token ids in [0, {vocab_size})")
+    return list(ids)
+
+
 def token_rows(token_ids: Sequence[Any] | Tensor, vocab_size: int, device: torch.device) -> Int[Tensor, "b n"]:
     """Token ids as rows on the device; one list of them is one row."""
     try:
         tokens = torch.as_tensor(token_ids, device=device)
-        tokens = tokens if tokens.numel() == 0 or not tokens.is_floating_point() else tokens.new_empty(0)
+        if tokens.numel() > 0 and tokens.is_floating_point():
+            raise ValueError("floats are none")
         tokens = tokens.long()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n) of equal length: {error}") from error
     tokens = tokens[None] if tokens.ndim == 1 else tokens
     if tokens.ndim != 2 or tokens.numel() == 0:

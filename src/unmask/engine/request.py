@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from unmask import policies
+from unmask import __version__, policies
 from unmask.engine.sampling import noise_dtype
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
@@ -21,6 +20,7 @@ from unmask.trace.record import SCHEMA
 DEFAULT_POLICY = "mean_field"
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 32
+_OF_BATCHES = ("trace", "batch_size", "timed", "on_step", "on_output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Plan:
             "settings": self.settings.to_dict(),
             "device": str(model.device),
             "dtype": _plain(model.dtype),
-            "versions": {name: version(name) for name in ("unmask", "torch")},
+            "versions": {"unmask": __version__, "torch": str(torch.__version__)},
         }
         if (quantize := quantization_of(model)) is not None:
             header["quantize"] = quantize
@@ -77,6 +77,8 @@ def plan(spec: ModelSpec, policy: str | Policy | None, settings: Settings | None
 def check_compatible(policy: Policy, model: MaskedLM, settings: Settings) -> None:
     """Refuse, in one line, a combination that has no meaning."""
     name, needs = name_of(policy), needs_of(policy)
+    if taken := sorted({item.name for item in fields(Settings)} & set(policies.describe(policy)) - {"name"}):
+        raise UnmaskError(f"the policy {name} has a parameter {taken[0]!r}, which is the name of a setting")
     beyond = ", ".join(sorted(needs & {"sequence_logits", "attention", "shadow"}))
     if settings.cache != "none" and beyond:
         raise UnmaskError(f"the policy {name} needs {beyond} and cannot run with cache={settings.cache!r}")
@@ -103,6 +105,8 @@ def _merged(settings: Settings | None, shorthand: dict[str, Any]) -> Settings:
         )
     known = {item.name: item.default for item in fields(Settings)}
     for key in shorthand:
+        if key in _OF_BATCHES:
+            raise UnmaskError(f"{key} is for generate, chat and infill only")
         if key not in known:
             owner = policies.owner_of(key)
             if owner is not None:

@@ -40,6 +40,9 @@ def commits_first_only(canvas: Canvas, settings: Settings, *, shifted: bool) -> 
 
 
 def _begins_alone(canvas: Canvas, settings: Settings) -> bool:
-    """Whether the block's first position, predicted by the one before it, is committed by a refresh of the block."""
+    """Whether the block's first position, predicted by the one before it, is committed by a refresh of the block.
+
+    Not where it may stay open after all, because the mask token is proposed for it.
+    """
     blocks = settings.blocks_per_refresh
-    return blocks is not None and canvas.block_index % blocks == 0
+    return settings.suppress_mask_token and blocks is not None and canvas.block_index % blocks == 0

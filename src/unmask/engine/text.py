@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from unmask.models.tokenizer import TextCodec
+
+_BYTES = 4  # of a character, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,21 +23,31 @@ class Ending:
         """The ids and the text before the end, and whether there was one."""
         kept = next((ids[:index] for index, token in enumerate(ids) if token in self.token_ids), ids)
         text = self.codec.decode(kept)
-        matches = [place for place in (text.find(string) for string in self.strings) if place >= 0]
-        if not matches:
+        found = [(place, string) for string in self.strings if (place := text.find(string)) >= 0]
+        if not found:
             return kept, text, len(kept) < len(ids)
-        end = min(matches)
-        whole = next(n for n in range(len(kept), -1, -1) if len(self.codec.decode(kept[:n])) <= end)
-        return kept[:whole], text[:end], True
+        # The one that is complete first, as in a stream, which cannot wait for a longer one that began earlier.
+        end, _ = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
+        return kept[: self._tokens_within(kept, end)], text[:end], True
+
+    def _tokens_within(self, ids: list[int], characters: int) -> int:
+        """How many tokens, at most, the first so many characters of the text hold."""
+
+        def length(n: int) -> int:
+            return len(self.codec.decode(ids[:n]))
+
+        # Incomplete characters make lengths go up and down by a few.
+        near = min(len(ids), bisect_right(range(len(ids) + 1), characters, key=length) + _BYTES)
+        return next(n for n in range(near, -1, -1) if length(n) <= characters)
 
     def held_back(self, text: str) -> int:
         """How many characters at the end of an unfinished text may still turn out to belong to a stop string."""
         longest = 0
-        for string in self.strings:
-            for length in range(min(len(string) - 1, len(text)), longest, -1):
-                if text.endswith(string[:length]):
-                    longest = length
-                    break
+        for string in self.strings if text else ():
+            end = min(len(string) - 1, len(text))
+            while (place := string.rfind(text[-1:], longest, end)) >= 0 and not text.endswith(string[: place + 1]):
+                end = place
+            longest = max(longest, place + 1)
         return longest
 
 

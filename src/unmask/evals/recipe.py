@@ -261,7 +261,7 @@ def _plain(reader: _Reader, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole(reader: _Reader, recipe: Recipe) -> None:
-    if recipe.shots is not None and all(tiny_suite.knows(task) for task in recipe.tasks):
+    if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
         reader.fail(f"shots is given, but {', '.join(recipe.tasks)} take none")
     for key in ("tasks", "policies", "models"):
         values = getattr(recipe, key)

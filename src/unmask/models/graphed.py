@@ -18,13 +18,16 @@ class Graphed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.alone = Lock()  # to be held from a replay until what it left behind has been picked up
         self.forget_graphs()
 
     def forget_graphs(self) -> None:
         """Let go of captured passes; they are captured again when they come again."""
         self._uncached = PassGraphs()
         self._cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
-        self.alone = Lock()  # to be held from a replay until what it left behind has been picked up
 
     def graphs_of(self, storage: Storage | None) -> PassGraphs:
         if storage is None:
@@ -42,4 +45,4 @@ class Graphed(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.forget_graphs()
+        self._begin()

@@ -71,14 +71,19 @@ class Stack(Graphed):
     def _steps(self, x: Float[Tensor, "b q w"], *, cached: bool) -> Steps | JointSteps:
         if not self._fused:
             return Steps(plain)
-        quantised = not isinstance(next(self._blocks()).attention.qkv, nn.Linear)
-        return JointSteps() if cached and fused.few(x) and not quantised else Steps(fused)
+        return JointSteps() if cached and fused.few(x) and self._plain_products else Steps(fused)
 
     @property
     def _fused(self) -> bool:
         """Whether kernels run on this device, and with heads of this width."""
         width = self.shape.head_width
         return width >= 16 and width.bit_count() == 1 and fused.available(self.embedding.weight)
+
+    @property
+    def _plain_products(self) -> bool:
+        """Whether the layers' products are what their weights say: quantised ones, and other people's, are not."""
+        products = ((b.attention.qkv, b.attention.out, b.gate_up, b.down) for b in self._blocks())
+        return all(type(product) is nn.Linear for layer in products for product in layer)
 
     def _blocks(self) -> Iterator[Block]:
         yield from self.blocks  # ty: ignore[invalid-yield]

@@ -2,6 +2,7 @@
 
 from unmask.policies.base import (
     Policy,
+    decide,
     describe,
     get,
     is_pure,
@@ -44,6 +45,7 @@ __all__ = [
     "Random",
     "Threshold",
     "Wino",
+    "decide",
     "describe",
     "get",
     "is_pure",

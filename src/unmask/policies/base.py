@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnknownName, UnmaskError, WorkFailed
 from unmask.registry import Registry
 from unmask.rules.kernels import kernels_serve
 from unmask.rules.selection import best_by_kernel, rank_by_kernel
@@ -45,13 +45,14 @@ class Base(Policy):
     # Parameters come from people: the policy's own checks must be the first to speak, also where types are checked.
     __no_type_check__ = True
 
-    needs: ClassVar[frozenset[str]] = frozenset()  # of: sequence_logits, attention, shadow, uniform
+    needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
     remasks: ClassVar[bool] = False  # may open decoded positions of the current block again
     pure: ClassVar[bool] = False  # keeps no state and asks the device nothing, so that a CUDA graph can capture it
 
 
 P = TypeVar("P", bound=Policy)
 
+NEEDS = frozenset({"sequence_logits", "attention", "shadow", "uniform"})
 _FEW = 128  # positions of which any two are compared sooner than all are sorted
 
 registry: Registry[Policy] = Registry("policy", "unmask.policies")
@@ -94,7 +95,10 @@ def describe(policy: Policy) -> dict[str, Any]:
 
 def needs_of(policy: object) -> frozenset[str]:
     """What the policy must see beyond the logits of its block; one that does not say needs nothing."""
-    return getattr(policy, "needs", frozenset())
+    needs = frozenset(getattr(policy, "needs", ()))
+    for need in needs - NEEDS:
+        raise UnknownName("need of a policy", need, sorted(NEEDS))
+    return needs
 
 
 def remasks(policy: object) -> bool:
@@ -134,6 +138,25 @@ def _hashable(value: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
+    """What the policy answers, and its new state; an error that names it if that is no answer."""
+    name, answer = name_of(policy), policy.select(view, state)
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Decision):
+        raise WorkFailed(f"the policy {name} must answer (Decision, state), got {type(answer).__name__}")
+    shape = tuple(view.masked.shape)
+    wanted = {"commit": shape, "score": shape, "remask": shape, "wait": shape[:1], "tokens": shape}
+    for part, expected in wanted.items():
+        value = getattr(answer[0], part)
+        if value is None and part not in ("commit", "score"):
+            continue
+        if not isinstance(value, Tensor) or tuple(value.shape) != expected:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise WorkFailed(f"the policy {name} gave {found} for {part}, not a tensor of shape {expected}")
+        if part in ("commit", "remask", "wait") and value.dtype != torch.bool:
+            raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not torch.bool")
+    return answer
 
 
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:

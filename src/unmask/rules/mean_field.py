@@ -16,11 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.errors import UnmaskError
 from unmask.rules.marginals import top2_margin, top2_probabilities
 from unmask.rules.open_positions import open_first, pick, put_back
 from unmask.rules.overlap import pairwise_overlap
-from unmask.rules.validation import check_mean_field, check_rows, check_tensors
+from unmask.rules.validation import check_mean_field, check_open, check_rows, check_tensors
 
 # An overlap that is no larger is none: dividing by it would set positions against each other that share nothing.
 _NO_OVERLAP = 1e-12
@@ -63,10 +62,13 @@ def mean_field_commit(
     check_mean_field(threshold, iterations, interaction, uniform_weight, normalize, fallback, vocabulary)
     check_tensors(logits, masked)
     logits = logits.detach()
-    if logits.is_cuda and not validate:
+    if logits.is_cuda:
         from unmask.rules.triton_rule import commit_by_kernels, kernels_take
 
         if kernels_take(logits, interaction=interaction, vocabulary=vocabulary, diagnostics=diagnostics):
+            if validate:
+                check_rows(logits, masked, None)
+                check_open(masked, open_at_most)
             return commit_by_kernels(
                 logits,
                 masked,
@@ -76,12 +78,12 @@ def mean_field_commit(
                 fallback=fallback,
                 open_at_most=open_at_most,
             )
+    if validate:
+        check_open(masked, open_at_most)
     index = open_first(masked, open_at_most) if validate or open_at_most is not None else None
     rows, is_open = (logits, masked) if index is None else (pick(logits, index), pick(masked, index))
     if validate:
         check_rows(rows, is_open, index)
-        if int(is_open.sum()) != int(masked.sum()):
-            raise UnmaskError(f"open_at_most is {open_at_most}, but a row has more open positions")
 
     margin = _margin(rows).where(is_open, 0.0)
     if interaction == "jsd":

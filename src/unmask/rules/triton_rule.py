@@ -1,6 +1,6 @@
 """The mean-field rule on a CUDA device: exact over the whole vocabulary, in five launches and without waiting for it.
 
-`mean_field_commit(..., validate=False)` comes here whenever it can; see `kernels`.
+`mean_field_commit` comes here whenever it can; see `kernels`.
 
 Closed positions are never read. Shapes depend on the host's numbers only, and what is allocated comes from torch, so a
 CUDA graph can capture it all. Beside the result it needs about 4 bytes for every pair of positions and 768 tokens.

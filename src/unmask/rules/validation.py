@@ -72,5 +72,11 @@ def check_rows(
     raise UnmaskError(f"the logits of row {row}, position {position} {trouble}; every open position needs a prediction")
 
 
+def check_open(masked: Bool[Tensor, "b k"], open_at_most: int | None) -> None:
+    """Raise if a row has more open positions than somebody said."""
+    if open_at_most is not None and bool((masked.sum(-1) > open_at_most).any()):
+        raise UnmaskError(f"open_at_most is {open_at_most}, but a row has more open positions")
+
+
 def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,57 @@
+"""What is of no type that a call takes: said in one line, where nothing checks types before us."""
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import json, torch, unmask
+from collections import deque
+
+toy = unmask.load("toy")
+message = {"role": "user", "content": "x"}
+calls = {
+    "stream(5)": lambda: toy.stream(5),
+    "stream(None)": lambda: toy.stream(None),
+    "stream(floats)": lambda: toy.stream([1.5]),
+    "stream(ids)": lambda: toy.stream([10**9]),
+    "stream(message)": lambda: toy.stream(message),
+    "generate(mixed)": lambda: toy.generate(["a", 3]),
+    "loglikelihood": lambda: toy.loglikelihood("a", [10**9]),
+    "chat(text)": lambda: toy.chat("x"),
+    "chat(message)": lambda: toy.chat(message),
+    "trace": lambda: toy.stream("x", trace=True),
+    "forward(None)": lambda: toy.forward(None),
+    "forward(floats)": lambda: toy.forward(torch.zeros(2, 2)),
+    "flow(list)": lambda: toy.flow([]),
+    "flow(text)": lambda: list(toy.flow(deque(["x"]))),
+}
+said = {}
+for name, call in calls.items():
+    try:
+        call()
+    except unmask.UnmaskError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+
+PROMPT, MESSAGES = "a prompt is a text, or a list of token ids in", "messages must be a list such as"
+EXPECTED = {
+    **dict.fromkeys(["stream(5)", "stream(None)", "stream(floats)", "stream(ids)", "stream(message)"], PROMPT),
+    **dict.fromkeys(["generate(mixed)", "loglikelihood"], PROMPT),
+    **dict.fromkeys(["chat(text)", "chat(message)"], MESSAGES),
+    "trace": "trace is for generate, chat and infill only",
+    "forward(None)": "token_ids must be a list of ids, or rows (b, n) of equal length",
+    "forward(floats)": "token_ids must be a list of ids, or rows (b, n) of equal length: floats are none",
+    "flow(list)": "requests wait in a deque, got list",
+    "flow(text)": "what waits must be made by `request`, got str",
+}
+
+
+def test_every_wrong_argument_is_answered_in_one_line():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert said.keys() == EXPECTED.keys()
+    for name, beginning in EXPECTED.items():
+        assert said[name].startswith(beginning), name
+        assert "\n" not in said[name]
