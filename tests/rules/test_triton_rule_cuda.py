@@ -6,8 +6,10 @@ import warnings
 import pytest
 import torch
 
+from unmask import policies
 from unmask.rules import mean_field_commit
 from unmask.rules.triton_rule import kernels_take
+from unmask.types import StepView
 
 pytestmark = [
     pytest.mark.gpu,
@@ -204,11 +206,24 @@ def test_who_asks_for_checks_gets_them_and_the_kernels(dtype):
         mean_field_commit(logits[:1], masked[:1], open_at_most=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("v", [129, 1023])
-def test_identical_positions_tie_with_odd_vocabularies(v, dtype):
+@pytest.mark.parametrize("name", ["mean_field", "threshold", "entropy", "margin"])
+def test_identical_positions_tie_whatever_the_vocabulary_and_the_dtype(name, v, dtype):
     masked = torch.ones(8, 7, dtype=torch.bool, device="cuda")
+    policy = policies.get(name) if name in ("entropy", "margin") else policies.get(name, threshold=0.999)
     for seed in range(20):
         row = torch.randn(8, 1, v, generator=torch.Generator().manual_seed(seed)).to(dtype)
-        decided = mean_field_commit(row.expand(8, 7, v).contiguous().cuda(), masked, threshold=0.999)
+        view = StepView(logits=row.expand(8, 7, v).contiguous().cuda(), masked=masked)
+        decided = policies.with_progress(policies.decide(policy, view, None)[0], masked)
+        assert decided.sum(-1).tolist() == [1] * 8
+        assert decided[:, 0].all()
+
+
+@pytest.mark.parametrize("options", [{"vocabulary": 40}, {"diagnostics": True}])
+def test_identical_positions_tie_where_the_plain_rule_decides(options):
+    masked = torch.ones(8, 7, dtype=torch.bool, device="cuda")
+    for seed in range(20):
+        row = torch.randn(8, 1, 1023, generator=torch.Generator().manual_seed(seed))
+        decided = mean_field_commit(row.expand(8, 7, 1023).contiguous().cuda(), masked, threshold=0.999, **options)
         assert decided.commit[:, 0].all()

@@ -10,8 +10,11 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unmask.rules.kernels import kernels_serve
+
+_TOGETHER = 8  # values that a CUDA device reads at a time, at the most
 
 
 def probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions v"]:
@@ -85,6 +88,15 @@ def top2_probabilities(
     return (best / _total(centred.exp_()).unsqueeze(-1)).to(dtype or logits.dtype)
 
 
+def aligned(values: Tensor) -> Tensor:
+    """The values with zeros behind them where every row's sum would else be rounded in a way of its own.
+
+    On a CUDA device that depends on where in memory a row begins, and identical rows must tie.
+    """
+    missing = -values.shape[-1] % _TOGETHER if values.is_cuda else 0
+    return pad(values, (0, missing)) if missing else values
+
+
 def _centred(logits: Tensor) -> Tensor:
     """A fresh copy, at least float32, whose largest entry is 0."""
     wide = logits.detach() if logits.dtype == torch.float64 else logits.detach().float()
@@ -97,4 +109,6 @@ def _total(values: Tensor) -> Tensor:
     torch's own softmax on a CPU adds float32 one after the other in each vector lane: over 126,464 tokens its
     probabilities add up to 1 only within 5e-5. MPS has no float64.
     """
-    return values.sum(-1, dtype=values.dtype if values.device.type == "mps" else torch.float64).to(values.dtype)
+    return (
+        aligned(values).sum(-1, dtype=values.dtype if values.device.type == "mps" else torch.float64).to(values.dtype)
+    )

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.rules.marginals import probabilities
+from unmask.rules.marginals import aligned, probabilities
 from unmask.rules.validation import check_vocabulary
 
 _LN2 = math.log(2.0)
@@ -63,7 +63,7 @@ def pairwise_overlap(
     together = max(1, _scratch_size(rows) // max(1, rows[:1].numel()))
     for part, part_open in zip(rows.split(together), is_open.split(together), strict=True):
         p = _wide_probabilities(part)
-        parts.append(_overlaps(_merge_rest(p, part_open, vocabulary) if truncated else p))
+        parts.append(_overlaps(_merge_rest(p, part_open, vocabulary) if truncated else aligned(p)))
     overlap = torch.cat(parts)
     overlap.diagonal(dim1=-2, dim2=-1).fill_(1.0)
     pairs = is_open.unsqueeze(-1) & is_open.unsqueeze(-2)
@@ -98,7 +98,7 @@ def _merge_rest(p: Float[Tensor, "n m v"], is_open: Bool[Tensor, "n m"], vocabul
     """
     n, m, v = p.shape
     never = v  # one more token, of probability 0
-    p = pad(p, (0, 1))
+    p = aligned(pad(p, (0, 1)))
     probability, best = p.topk(min(vocabulary, v), dim=-1)
     best = best.masked_fill((probability == 0.0) | ~is_open.unsqueeze(-1), never)
     tokens = best.flatten(1).sort(dim=-1).values
