@@ -91,7 +91,7 @@ def test_a_model_is_quantised_on_request(quantize, capsys, tmp_path, monkeypatch
     assert capsys.readouterr().out.strip().endswith("=12")
     assert Trace.load(path).header["quantize"] == quantize
     opened = []
-    monkeypatch.setattr("unmask.terminal.converse", lambda talk: opened.append(talk.llm))
+    monkeypatch.setattr("unmask.terminal.converse", lambda talk, about: opened.append(talk.llm))
     assert run(["chat", "--device", "cpu", "--quantize", quantize]) == 0
     assert opened[0].model.quantized == quantize
 
@@ -99,6 +99,17 @@ def test_a_model_is_quantised_on_request(quantize, capsys, tmp_path, monkeypatch
 def test_a_prompt_that_the_embedded_model_does_not_know_is_answered_with_a_note(capsys):
     assert run(["generate", "Tell me a story", "--max-tokens", "8"]) == 0
     assert "load a real checkpoint with --model" in capsys.readouterr().err
+
+
+def test_a_conversation_with_the_embedded_model_gets_that_note_once(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Countdown: 3,4,5,12\n/reset\nTell me a story\nAnother one\n"))
+    assert run(["chat", "--max-tokens", "8"]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("unmask: ")]
+    assert len(notes) == 1
+    assert "load a real checkpoint with --model" in notes[0]
+    monkeypatch.setattr("sys.stdin", io.StringIO("Countdown: 3,4,5,12\n"))
+    assert run(["chat", "--max-tokens", "8"]) == 0
+    assert "load a real checkpoint" not in capsys.readouterr().err
 
 
 def test_policies_are_listed_with_their_defaults(capsys):
@@ -203,6 +214,8 @@ WRONG = {
     "setting as a policy field": (["generate", "x", "--set", "max_tokens=5"], "unknown parameter"),
     "unknown flag": (["generate", "x", "--max-token", "5"], "--max-tokens"),
     "not a number": (["generate", "x", "--temperature", "hot"], "--temperature"),
+    "no number, by its value": (["generate", "x", "--temperature", "hot"], "'hot'"),
+    "several values in one": (["bench", "rule", "--positions", "8,16"], "'8,16'"),
     "setting out of range": (["generate", "x", "--top-p", "0"], "top_p must be in (0, 1]"),
     "unknown cache": (["generate", "x", "--cache", "dul"], "did you mean 'dual'?"),
     "malformed refresh": (["generate", "x", "--refresh", "often"], "refresh must be"),
@@ -271,6 +284,16 @@ def test_bench_rule_prints_both_evaluations_side_by_side(capsys):
     table = capsys.readouterr().out
     assert "as printed" in table
     assert "500" in table
+
+
+def test_the_greeting_names_the_way_to_start_afresh():
+    primary, secondary = pty.openpty()
+    os.write(primary, b"/quit\n")
+    command = [sys.executable, "-m", "unmask", "chat", "--model", "toy"]
+    done = subprocess.run(command, stdin=secondary, stdout=secondary, stderr=subprocess.PIPE, timeout=120, check=True)
+    os.close(primary)
+    os.close(secondary)
+    assert b"/reset forgets the conversation" in done.stderr
 
 
 def test_text_streams_into_a_terminal():

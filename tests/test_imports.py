@@ -28,5 +28,9 @@ def test_every_public_name_is_there():
     assert set(unmask.__all__) <= set(dir(unmask))
 
 
+def test_the_tasks_are_there_at_once_and_cost_nothing():
+    assert loaded_after("import unmask; unmask.tasks.get('countdown').generate(0, 1); print()") == set()
+
+
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(unmask, "lod")

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unmask import integrations, policies, rules, types
+    from unmask import integrations, policies, rules, tasks, types
     from unmask.engine.figures import Detail
     from unmask.engine.generator import Generator
     from unmask.engine.load import load
@@ -34,6 +34,7 @@ __all__ = [
     "load",
     "policies",
     "rules",
+    "tasks",
     "types",
 ]
 __version__ = "0.1.0"
@@ -46,7 +47,7 @@ _HOMES = {
     "UnmaskError": "unmask.errors",
     "load": "unmask.engine.load",
 }
-_MODULES = ("integrations", "policies", "rules", "types")
+_MODULES = ("integrations", "policies", "rules", "tasks", "types")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +111,7 @@ def chat(
 
     llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
     talk = Conversation(llm, policy=flags.choose_policy(llm, policy, set_), settings=settings, system=system)
-    terminal.converse(talk)
+    terminal.converse(talk, partial(flags.about_model, model))
 
 
 @app.command()
@@ -266,10 +268,7 @@ def bench_rule(
             seed=seed,
             naive=printed,
         )
-    if as_json:
-        print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
-    else:
-        terminal.show_rule_timings(timings)
+    _show_timings(timings, terminal.show_rule_timings, as_json=as_json)
 
 
 @bench.command("step")
@@ -293,6 +292,7 @@ def bench_step(
 ) -> None:
     """Time single forward passes (model, policy, commit) beside the floor of this device, which it measures too."""
     from unmask.bench.step import bench_step as measure
+    from unmask.bench.step import missing_passes
 
     sizes: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
@@ -306,10 +306,9 @@ def bench_step(
     with terminal.status("preparing") as shown:
         subject, workload = flags.for_bench(sizes, **chosen, policy=policy, pairs=set_)
         timings = measure(subject, workload, on_progress=shown.update)
-    if as_json:
-        print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
-    else:
-        terminal.show_step_timings(timings)
+    for line in missing_passes(timings):
+        terminal.note(line)
+    _show_timings(timings, terminal.show_step_timings, as_json=as_json)
 
 
 @bench.command("generate")
@@ -351,10 +350,14 @@ def bench_generate(
     with terminal.status("preparing") as shown:
         subject, workload = flags.for_bench(sizes, **chosen, policy=policy, pairs=set_)
         timings = measure(subject, workload, on_progress=shown.update)
+    _show_timings(timings, terminal.show_generate_timings, as_json=as_json)
+
+
+def _show_timings(timings: list[Any], table: Callable[[list[Any]], None], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
     else:
-        terminal.show_generate_timings(timings)
+        table(timings)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -369,7 +372,7 @@ def run(arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except _UsageError as error:
-        return _complain(error.format_message(), 2)
+        return _complain(flags.complaint_of(error), 2)
     except (WorkFailed, OutOfMemory) as error:
         return _complain(str(error), 1)
     except UnmaskError as error:

@@ -72,7 +72,8 @@ NewLengths = Annotated[
 ]
 Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
 Cache = Annotated[
-    list[str] | None, typer.Option(help="none, prefix or dual (may be repeated). [default: each of them]")
+    list[str] | None,
+    typer.Option(help="none, prefix or dual (may be repeated). [default: each that the policy can use]"),
 ]
 Refresh = Annotated[
     list[str] | None,
@@ -80,7 +81,7 @@ Refresh = Annotated[
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each that count, after one that does not.")]
 BenchPolicy = Annotated[
-    str | None, typer.Option(help="Which positions to commit. [default: fixed, four in each pass of a block]")
+    str | None, typer.Option(help="Which positions to commit. [default: fixed, passes = block size / 4]")
 ]
 
 
@@ -231,10 +232,26 @@ def for_bench(
     from unmask.bench.workload import Workload
 
     workload = Workload(**{key: value for key, value in sizes.items() if value is not None})
+    if workload.uneven and (policy or pairs):
+        raise UnmaskError("--policy and --set do not go with --uneven, whose rows have a policy of their own")
     how: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize, "seed": workload.seed}
     model = open_model(name, shape=shape, random_weights=random_weights, **how)
     chosen = choose_policy(model, policy or "fixed", pairs) if policy or pairs else None
     return model, replace(workload, policy=chosen)
+
+
+def complaint_of(error: Any) -> str:
+    """What typer says of a wrong command, with the value, which newer releases leave out."""
+    message, found = error.format_message(), getattr(error.__cause__, "errors", list)()
+    value = str(found[0]["input"]) if found else ""
+    if not value or repr(value) in message:
+        return message
+    repeated = (
+        "; the flag may be repeated"
+        if "," in value and getattr(getattr(error, "param", None), "multiple", False)
+        else ""
+    )
+    return f"{message}, got {value!r:.80}{repeated}"
 
 
 def parse_fields(pairs: list[str]) -> dict[str, Any]:

@@ -127,14 +127,18 @@ def status(message: str) -> AbstractContextManager[Any]:
     return Console(stderr=True).status(message)
 
 
-def converse(talk: Conversation) -> None:
-    """Read lines from the user until the end of input; answers are streamed, commands and errors go to stderr."""
-    interactive = is_terminal(sys.stdin)
+def converse(talk: Conversation, about: Callable[[list[str]], str | None]) -> None:
+    """Read lines from the user until the end of input; answers are streamed, commands and errors go to stderr.
+
+    `about` knows what to say of a prompt that the model was not made for; it is said once.
+    """
+    interactive, told = is_terminal(sys.stdin), None
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     if interactive:
         import readline  # noqa: F401  (line editing and history for input())
 
-        aside.print("/help lists the commands; end of input or /quit leaves", style="dim")
+        commands = "/reset forgets the conversation, /help lists the commands; end of input or /quit leaves"
+        aside.print(commands, style="dim")
     while True:
         try:
             line = input("> " if interactive else "").strip()
@@ -146,6 +150,8 @@ def converse(talk: Conversation) -> None:
             if line.startswith("/"):
                 aside.print(talk.command(line), markup=False)
             elif line:
+                if told is None:
+                    note(told := about([line]))
                 show_stream(talk.say(line))
         except KeyboardInterrupt:
             aside.print("\ninterrupted; the conversation goes on as before")
@@ -296,9 +302,12 @@ def _figures(milliseconds: float | None, mebibytes: float | None, error: float |
     return ["not measured" if value is None else form.format(value) for value, form in forms]
 
 
+_PARTS = ("model ms", "policy ms", "rest ms", "floor ms")
+
+
 def show_step_timings(timings: list[StepTiming]) -> None:
     """One line for each kind of pass."""
-    headings = ("prompt", "batch", "cache", "pass", "ms", "10-90 %", "model", "policy", "rest", "floor", "bound by")
+    headings = ("prompt", "batch", "cache", "pass", "ms", "10-90 % ms", *_PARTS, "bound by")
     rows = []
     for timing in timings:
         request, spread = timing.request, f"{_short(timing.low_ms)}-{_short(timing.high_ms)}"
@@ -314,16 +323,19 @@ def show_step_timings(timings: list[StepTiming]) -> None:
 
 def show_generate_timings(timings: list[GenerateTiming]) -> None:
     """One line for each request."""
-    headings = ("passes", "seconds", "tokens/s", "ms/pass", "first ms", "model", "policy", "rest", "floor", "s / floor")
+    headings = ("passes", "ms", "p99 ms", "tokens/s", "kept/s", "ms/pass", "first ms", *_PARTS, "ms / floor")
     refreshed = any(timing.request.refresh != "block" for timing in timings)
     sizes = ("prompt", "batch", "cache", *(["refresh"] if refreshed else []))
     rows = []
     for timing in timings:
         request = timing.request
         size = [request.prompt_in_words, str(request.batch), request.cache]
-        size += [request.refresh] if refreshed else []
-        speed = [timing.seconds, timing.tokens_per_s, timing.ms_per_pass, timing.first_prefix_ms]
-        parts = [timing.model_s, timing.policy_s, timing.rest_s, timing.floor_s]
+        if refreshed:
+            size.append("" if request.cache == "none" else request.refresh)
+        speed = [1000 * timing.seconds, 1000 * timing.p99_s, timing.tokens_per_s, timing.kept_tokens_per_s]
+        speed += [timing.ms_per_pass, timing.first_prefix_ms]
+        seconds = (timing.model_s, timing.policy_s, timing.rest_s, timing.floor_s)
+        parts = [None if value is None else 1000 * value for value in seconds]
         figures = [str(timing.forward_passes), *map(_short, [*speed, *parts]), _times(timing.ratio)]
         rows.append([*size, *figures])
     _show_timings(timings[0].subject, (*sizes, *headings), rows)

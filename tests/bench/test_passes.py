@@ -1,17 +1,20 @@
 """What is said about a pass is what the engine really did."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from doubles import Watched, tiny_config
 
+import unmask
+from unmask import policies
 from unmask.bench.passes import MIXED, run_passes, watched_runs
 from unmask.bench.workload import Request, Workload, default_policy
 from unmask.cache.kv import StoragePool
-from unmask.errors import UnmaskError
+from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
-from unmask.policies import MeanField
+from unmask.policies import MeanField, needs_of
 
 
 def request(**changes) -> Request:
@@ -46,6 +49,15 @@ def test_the_default_policy_asks_the_same_number_of_passes_of_everybody(family, 
         )
     )
     assert len(passes) == 16
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_default_policy_spends_a_quarter_of_the_block_size_on_every_block(family):
+    model = random_model(tiny_config(family))
+    for max_tokens, block_size, expected in ((128, 32, 32), (42, 32, 16), (24, 10, 6)):
+        sizes = {"prompt_tokens": (8,), "max_tokens": max_tokens, "block_size": block_size}
+        (asked,) = Workload(**sizes, caches=("dual",)).requests(model)
+        assert len(list(run_passes(model, asked, StoragePool(), clocked=False))) == expected
 
 
 def test_kinds_of_passes_are_told_apart():
@@ -112,6 +124,45 @@ def test_a_request_that_does_not_fit_the_model_is_refused():
         Workload(prompt_tokens=(10, 200), max_tokens=64).requests(model)
 
 
+@pytest.mark.parametrize("name", policies.names())
+def test_without_a_choice_every_cache_that_the_policy_can_use_is_measured(name):
+    toy = unmask.load("toy").model
+    beyond = needs_of(policy := policies.get(name)) - {"uniform"}
+    found = [asked.cache for asked in Workload(policy=policy).requests(toy)]
+    assert found == (["none"] if beyond else ["none", "prefix", "dual"])
+    if beyond:
+        with pytest.raises(UnmaskError, match="cannot run with cache='prefix'"):
+            Workload(policy=policy, caches=("prefix",)).requests(toy)
+
+
+def test_without_a_cache_there_is_nothing_to_refresh():
+    workload = Workload(caches=("none", "dual"), refreshes=("blocks:2", "drift:0.1"))
+    found = [(asked.cache, asked.refresh) for asked in workload.requests(unmask.load("toy").model)]
+    assert found == [("none", "block"), ("dual", "blocks:2"), ("dual", "drift:0.1")]
+    with pytest.raises(UnmaskError, match="refresh must be"):
+        Workload(caches=("none",), refreshes=("often",))
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
+    model, toy = random_model(tiny_config("llada")), unmask.load("toy", device="cpu").model
+    sizes = {"prompt_tokens": (64,), "batches": (1000,), "max_tokens": 64}
+    monkeypatch.setattr("unmask.bench.measure.free_memory", lambda device: 2**40)
+    (asked,) = Workload(**sizes, caches=("none",)).requests(model)
+    (cached,) = Workload(**sizes, caches=("dual",)).requests(model)
+    # numbers of a position: two states, and what the feed-forward layer makes of them; with a cache keys and values
+    shape, numbers = model.shape, 1000 * 128
+    needed = 4 * numbers * (2 * shape.width + 4 * shape.hidden)
+    stored = 4 * numbers * 2 * shape.n_layers * shape.n_kv_heads * shape.head_width
+    for free, refused in ((needed, [cached]), (needed - 1, [asked, cached]), (needed + stored, [])):
+        monkeypatch.setattr("unmask.bench.measure.free_memory", lambda device, free=free: free)
+        for one in (asked, cached):
+            with pytest.raises(OutOfMemory, match="batch 1000") if one in refused else nullcontext():
+                one.check(model)
+    monkeypatch.setattr("unmask.bench.measure.free_memory", lambda device: 4 * numbers * toy.spec.vocab_size - 1)
+    with pytest.raises(OutOfMemory, match="use a smaller batch or fewer tokens"):
+        asked.check(toy)
+
+
 def test_uneven_rows_go_at_their_own_pace_whatever_the_model():
     sizes = {"prompt_tokens": (12, 2), "batches": (4,), "caches": ("dual",), "max_tokens": 24, "block_size": 8}
     workload, found = Workload(**sizes, uneven=True), []
@@ -127,3 +178,5 @@ def test_uneven_rows_go_at_their_own_pace_whatever_the_model():
     assert replace(workload, prompt_tokens=(12,), shortest_prompt=6).requests(model)[0].prompt_lengths == [12, 10, 8, 6]
     with pytest.raises(UnmaskError, match="uneven rows have a policy of their own"):
         replace(workload, policy=default_policy(8))
+    with pytest.raises(UnmaskError, match="--uneven and --new-lengths exclude each other"):
+        replace(workload, new_lengths=True)

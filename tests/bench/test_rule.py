@@ -5,7 +5,7 @@ import torch
 
 from unmask.bench.naive_rule import naive_commit
 from unmask.bench.rule import bench_rule, example_logits
-from unmask.errors import UnmaskError
+from unmask.errors import OutOfMemory, UnmaskError
 from unmask.rules import mean_field_commit
 
 
@@ -73,6 +73,17 @@ def test_what_cannot_be_measured_is_refused_in_one_line(options, complaint):
     with pytest.raises(UnmaskError, match=complaint) as error:
         bench_rule(**options)
     assert "\n" not in str(error.value)
+
+
+def test_a_size_that_does_not_fit_is_refused_before_anything_is_made(monkeypatch):
+    def never(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr("unmask.bench.rule.example_logits", never)
+    for options in ({"positions": (4, 10**7)}, {"positions": (10**7,), "vocabularies": (2,)}, {"batches": (10**8,)}):
+        with pytest.raises(OutOfMemory, match=r"this needs at least .* on cpu, but .* use fewer positions") as error:
+            bench_rule(**options)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """`bench step` and `bench generate`, as functions and as commands; that they are fast is for no test to say."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from unmask.bench.step import bench_step
 from unmask.bench.subject import open_model
 from unmask.bench.workload import Request, Workload
 from unmask.cli import run
+from unmask.engine.decode import decode
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import Wino
@@ -78,6 +80,24 @@ def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
     assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block] * 3, 4, CEILINGS).seconds)
     (fewer,) = bench_generate(model, replace(workload, refreshes=("blocks:3",)), ceilings=CEILINGS)
     assert fewer.floor_s == pytest.approx(floor(model.shape, [refresh, block, *[two, block] * 2], 4, CEILINGS).seconds)
+
+
+def test_tokens_before_the_end_of_each_text_are_counted_and_the_slowest_run_told(model, monkeypatch, capsys):
+    workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("none",), max_tokens=16, block_size=8, repeats=3)
+    (request,) = workload.requests(model)
+    rows = request.canvases(model.spec)
+    for _ in decode(model, rows, request.policy, request.settings):
+        pass
+    end = rows[0].filled[5]
+    monkeypatch.setattr(model, "spec", replace(model.spec, end_ids=frozenset({end})))
+    (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
+    kept = sum(row.filled.index(end) if end in row.filled else 16 for row in rows)
+    assert timing.kept_tokens == kept < 32
+    told = timing.to_dict()
+    assert told["kept_tokens_per_s"] == kept / timing.seconds
+    assert (told["p50_s"], told["p99_s"]) == (timing.seconds, timing.slowest_s)
+    show_generate_timings([timing])
+    assert " kept/s " in capsys.readouterr().out
 
 
 def test_prompts_of_a_batch_may_be_of_different_lengths(model, capsys):
@@ -223,6 +243,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
     [
         (["--shape", "llada-8b"], "add --random-weights"),
         (["--shape", "llada-9b", "--random-weights"], "unknown shape 'llada-9b'; did you mean 'llada-8b'?"),
+        (["--shape", "foo"], "unknown shape 'foo'; known: dream-7b, llada-8b, tiny"),
         (["tiny", "--shape", "tiny"], "give a model or a shape, not both"),
         (["toy", "--random-weights"], "--random-weights needs --shape or a folder with a config.json, got 'toy'"),
         (["toy", "--cache", "duel"], "unknown cache 'duel'; did you mean 'dual'?"),
@@ -231,6 +252,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
         (["toy", "--set", "passes=0"], "passes must be a whole number of at least 1"),
         (["toy", "--prompt-tokens", "4096"], "are more than the 4096 positions of toy"),
         (["toy", "--batch", "0"], "--batch"),
+        (["toy", "--batch", "1,8"], "got '1,8'; the flag may be repeated"),
+        (["toy", "--repeats", "1,8"], "got '1,8'\n"),
     ],
 )
 @pytest.mark.parametrize("command", ["step", "generate"])
@@ -274,20 +297,68 @@ def test_the_step_command_prints_a_table_and_json(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out.splitlines()[0])["quantized"] == "fp8"
 
 
+def test_a_policy_that_no_cache_can_serve_is_measured_without_one(capsys):
+    arguments = ["toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--block-size", "8"]
+    for command in ("step", "generate"):
+        assert run(["bench", command, *arguments, "--policy", "dapd", "--repeats", "1", "--json"]) == 0
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(line["cache"], line["policy"]["name"]) for line in told] == [("none", "dapd")]
+
+
+def test_a_kind_of_pass_that_did_not_occur_is_named(capsys):
+    arguments = ["bench", "step", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16"]
+    arguments += ["--block-size", "8", "--repeats", "1", "--cache", "none", "--cache", "dual", "--json"]
+    assert run([*arguments, "--set", "passes=1"]) == 0
+    captured = capsys.readouterr()
+    assert [json.loads(line)["kind"] for line in captured.out.splitlines()] == ["whole canvas", "refresh"]
+    missing = "prompt 8, batch 1, cache dual: no pass of the kind 'block only' occurred in the second block"
+    assert captured.err == f"unmask: {missing}, so none is shown\n"
+    assert run(arguments) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_both_tables_tell_times_in_milliseconds(model, capsys):
+    workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), refreshes=("block",), repeats=1)
+    parts = ["model ms", "policy ms", "rest ms", "floor ms"]
+    timings = bench_generate(model, workload, ceilings=CEILINGS)
+    show_generate_timings(timings)
+    heading, _, row, *_ = [line for line in capsys.readouterr().out.splitlines() if line.strip()][1:]
+    speed = ["ms", "p99 ms", "tokens/s", "kept/s", "ms/pass", "first ms"]
+    headings = ["prompt", "batch", "cache", "passes", *speed, *parts, "ms / floor"]
+    assert re.split(r"\s{2,}", heading.strip()) == headings
+    shown = dict(zip(headings, row.split(), strict=True))
+    assert float(shown["ms"]) == pytest.approx(1000 * timings[0].seconds, rel=0.01)
+    assert float(shown["floor ms"]) == pytest.approx(1000 * timings[0].floor_s, rel=0.01)
+    show_step_timings(bench_step(model, workload, ceilings=CEILINGS))
+    heading = [line for line in capsys.readouterr().out.splitlines() if line.strip()][1]
+    assert re.split(r"\s{2,}", heading.strip())[4:] == ["ms", "10-90 % ms", *parts, "bound by", "ms / floor"]
+
+
+def test_a_row_without_a_cache_has_no_refresh(model, capsys):
+    workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none", "dual"), refreshes=("blocks:2",))
+    timings = bench_generate(model, replace(workload, repeats=1), ceilings=CEILINGS)
+    assert [timing.to_dict()["refresh"] for timing in timings] == ["block", "blocks:2"]
+    show_generate_timings(timings)
+    *_, without, cached = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert (without[2:4], cached[2:4]) == (["none", "4"], ["dual", "blocks:2"])
+
+
 @pytest.mark.slow
 def test_the_generate_command_takes_rows_of_different_lengths_and_paces(capsys):
     arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--json"]
     arguments += ["--block-size", "8", "--batch", "3", "--repeats", "1", "--cache", "none"]
-    for options, shortest, policy in (
-        (["--shortest-prompt", "2"], 2, "fixed"),
-        (["--uneven"], 6, "Uneven"),
-        (["--uneven", "--shortest-prompt", "4"], 4, "Uneven"),
+    two = {"name": "fixed", "tokens_per_pass": 1, "passes": 2, "schedule": "even"}
+    for options, shortest, uneven, policy in (
+        (["--shortest-prompt", "2"], 2, False, two),
+        (["--uneven"], 6, True, None),
+        (["--uneven", "--shortest-prompt", "4"], 4, True, None),
     ):
         assert run([*arguments, *options]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert (told["shortest_prompt"], told["policy"]["name"]) == (shortest, policy)
-    assert run([*arguments, "--uneven", "--policy", "fixed"]) == 2
-    assert "uneven rows have a policy of their own" in capsys.readouterr().err
+        assert (told["shortest_prompt"], told["uneven"], told["policy"]) == (shortest, uneven, policy)
+    for options in (["--policy", "fixed"], ["--set", "passes=3"]):
+        assert run([*arguments, "--uneven", *options]) == 2
+        assert "--policy and --set do not go with --uneven" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -299,7 +370,8 @@ def test_every_run_of_new_lengths_is_of_prompts_that_no_run_has_had(capsys, monk
     arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--json"]
     arguments += ["--block-size", "8", "--repeats", "2", "--cache", "none"]
     assert run([*arguments, "--new-lengths"]) == 0
-    assert json.loads(capsys.readouterr().out)["new_lengths"] is True
+    told_of = json.loads(capsys.readouterr().out)
+    assert (told_of["new_lengths"], told_of["prompt_tokens"], told_of["shortest_prompt"]) == (True, 8, 6)
     assert lengths == [8, 7, 6, 8]  # not counted, twice counted, and looked into
     assert not told
     assert run(arguments) == 0

@@ -6,6 +6,7 @@ are random ids, and where a text would end says nothing.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ class GenerateTiming:
     seconds: float
     fastest_s: float
     slowest_s: float
+    p99_s: float  # nearest rank: of fewer than a hundred runs, the slowest
+    kept_tokens: int  # of the batch, before the end of each text
     first_prefix_ms: float  # until every row has the beginning of its text for good
     model_s: float
     policy_s: float
@@ -46,8 +49,17 @@ class GenerateTiming:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Of one row."""
+        """Of the row that takes the most passes."""
         return self.request.max_tokens / self.forward_passes
+
+    @property
+    def kept_tokens_per_s(self) -> float:
+        """Of the tokens before the end of each text; a model with random weights ends them by accident."""
+        return self.kept_tokens / self.seconds
+
+    @property
+    def p50_s(self) -> float:
+        return self.seconds
 
     @property
     def ms_per_pass(self) -> float:
@@ -59,8 +71,10 @@ class GenerateTiming:
 
     def to_dict(self) -> dict[str, Any]:
         own = [name for name in self.__slots__ if name not in ("subject", "request")]
-        derived = ["tokens_per_s", "tokens_per_pass", "ms_per_pass", "ratio"]
+        derived = ["p50_s", "tokens_per_s", "kept_tokens_per_s", "tokens_per_pass", "ms_per_pass", "ratio"]
         figures = {name: getattr(self, name) for name in own + derived}
+        if self.request.new_lengths:
+            figures["shortest_prompt"] = self.request.run(self.repeats).prompt_tokens
         return self.subject.to_dict() | self.request.to_dict() | figures
 
 
@@ -87,7 +101,7 @@ def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, 
     pool = StoragePool()
     announce(model, request)
     runs = [_run(model, request.run(number), pool) for number in range(repeats + 1)][1:]
-    seconds = [whole for whole, _ in runs]
+    seconds = sorted(whole for whole, *_ in runs)
     passes = list(run_passes(model, request, pool, clocked=True))
     floors = [floor.seconds for found in passes if (floor := floor_of(model, found, ceilings)) is not None]
     return GenerateTiming(
@@ -96,9 +110,11 @@ def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, 
         repeats=repeats,
         forward_passes=len(passes),
         seconds=statistics.median(seconds),
-        fastest_s=min(seconds),
-        slowest_s=max(seconds),
-        first_prefix_ms=1000.0 * statistics.median(first for _, first in runs),
+        fastest_s=seconds[0],
+        slowest_s=seconds[-1],
+        p99_s=seconds[math.ceil(0.99 * repeats) - 1],
+        kept_tokens=statistics.median_low(kept for *_, kept in runs),
+        first_prefix_ms=1000.0 * statistics.median(first for _, first, _ in runs),
         model_s=sum(found.model_s for found in passes),
         policy_s=sum(found.policy_s for found in passes),
         rest_s=sum(found.rest_s for found in passes),
@@ -106,8 +122,8 @@ def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, 
     )
 
 
-def _run(model: MaskedLM, request: Request, pool: StoragePool) -> tuple[float, float]:
-    """Seconds until the end, and until every row has committed the beginning of its text."""
+def _run(model: MaskedLM, request: Request, pool: StoragePool) -> tuple[float, float, int]:
+    """Seconds until the end, and until every row has committed the beginning of its text; and tokens that are kept."""
     canvases = request.canvases(model.spec)
     waiting, first = set(range(len(canvases))), 0.0
     whole_blocks = remasks(request.policy)
@@ -117,4 +133,6 @@ def _run(model: MaskedLM, request: Request, pool: StoragePool) -> tuple[float, f
             waiting.discard(event.row)
             # Its tokens have been read by the host: there is nothing to wait for.
             first = time.perf_counter() - began
-    return now(model.device) - began, first
+    seconds, ends = now(model.device) - began, model.spec.end_ids
+    kept = (next((n for n, token in enumerate(row.filled) if token in ends), len(row.filled)) for row in canvases)
+    return seconds, first, sum(kept)

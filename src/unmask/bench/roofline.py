@@ -64,7 +64,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The time below which no version of some work goes."""
+    """The time below which no version of some work goes that does all of it."""
 
     seconds: float
     n_bytes: int

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.bench.measure import copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
+from unmask.bench.measure import check_room, copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
 from unmask.bench.naive_rule import NAIVE_TEMPORARIES, naive_commit
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.memory import free_memory
@@ -77,6 +77,8 @@ def bench_rule(
     where = _check(positions, vocabularies, batches, dtype, device, repeats)
     dtype = dtype or ("bfloat16" if where.type == "cuda" else "float32")
     sizes = [(b, m, v) for v in vocabularies for b in batches for m in positions]
+    for size in sizes:
+        _check_room(*size, getattr(torch, dtype), where)
     timings = []
     for b, m, v in sizes:
         logits = example_logits(b, m, v, seed=seed).to(device=where, dtype=getattr(torch, dtype))
@@ -156,6 +158,18 @@ def _overlap_in_float64(logits: Float[Tensor, "b m v"]) -> Float[Tensor, "b m m"
             jsd = (torch.xlogy(one, one / middle) + torch.xlogy(others, others / middle)).sum(-1) / 2.0
             into[i, i + 1 :] = 1.0 - jsd / math.log(2.0)
     return overlap.to(logits.device)
+
+
+def _check_room(b: int, m: int, v: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a size whose logits, with what the comparison in float64 takes, do not fit into memory."""
+    made = 2 * 4 * b * m * v  # random numbers in float32, and those times two
+    kept = dtype.itemsize * b * m * v + 8 * b * m * m
+    truth = 5 * 8 * m * v  # of one row: see _overlap_in_float64
+    host = torch.device("cpu")
+    needed = {host: max(made, kept + truth)} if device == host else {host: made, device: kept + truth}
+    for place, amount in needed.items():
+        instead = "use fewer positions, a smaller vocabulary or a smaller batch"
+        check_room(amount, place, what=f"batch {b}, {m} positions, vocabulary {v}", instead=instead)
 
 
 def _largest(difference: Tensor) -> float:

@@ -7,7 +7,7 @@ pays nothing for the beginning of the request.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,22 @@ def bench_step(
     return timings
 
 
+def missing_passes(timings: Sequence[StepTiming]) -> list[str]:
+    """A line for each kind of pass that a request might have had in its second block, and had not."""
+    found = {(timing.request.in_words(), timing.kind) for timing in timings}
+    asked = {timing.request.in_words(): timing.request.cache for timing in timings}
+    return [
+        f"{request}: no pass of the kind {kind!r} occurred in the second block, so none is shown"
+        for request, cache in asked.items()
+        for kind in _kinds(cache)
+        if (request, kind) not in found
+    ]
+
+
+def _kinds(cache: str) -> tuple[str, ...]:
+    return (KINDS[cache],) if cache == "none" else (REFRESH, KINDS[cache])
+
+
 def _measure(
     model: MaskedLM, request: Request, repeats: int, subject: Subject, ceilings: Ceilings
 ) -> Iterator[StepTiming]:
@@ -91,7 +107,7 @@ def _measure(
     runs = [_second_block(model, request, pool, clocked=clocked) for clocked in watched_runs(model.device, repeats)]
     whole = [found for run in runs[:repeats] for found in run]
     split = [found for run in runs[-repeats:] for found in run]
-    for kind in (REFRESH, KINDS[request.cache]):
+    for kind in _kinds(request.cache):
         times = sorted(1000.0 * found.seconds for found in whole if found.kind == kind)
         looked_into = [found for found in split if found.kind == kind]
         if not times or not looked_into:

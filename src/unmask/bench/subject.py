@@ -105,6 +105,8 @@ def open_model(
     """
     if name is not None and shape is not None:
         raise UnmaskError(f"give a model or a shape, not both: {name!r} and --shape {shape}")
+    if shape is not None and shape not in SHAPES:
+        raise UnknownName("shape", shape, SHAPES)
     if shape is not None and not random_weights:
         raise UnmaskError(f"--shape {shape} says how large a model is, not what it knows: add --random-weights")
     place, wanted = choose_device(device), choose_dtype(dtype)
@@ -125,8 +127,6 @@ def ceilings_of(model: MaskedLM) -> Ceilings:
 
 
 def _config_of_shape(shape: str) -> Mapping[str, Any]:
-    if shape not in SHAPES:
-        raise UnknownName("shape", shape, SHAPES)
     return _config_of(shape) if shape == "tiny" else PUBLISHED[shape]
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from unmask.bench.measure import check_room
 from unmask.engine.canvas import Canvas
-from unmask.engine.request import check_compatible
+from unmask.engine.request import WITHOUT_CACHE, check_compatible
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec
-from unmask.policies import Fixed, Policy, describe
+from unmask.models.transformer import Transformer
+from unmask.policies import Fixed, Policy, describe, needs_of
 from unmask.policies.uneven import Uneven
 from unmask.settings import CACHES, Settings
 
@@ -68,6 +70,20 @@ class Request:
                 f"{self.prompt_tokens} prompt tokens and {self.max_tokens} to generate are more than {most}"
             )
         check_compatible(self.policy, model, self.settings)
+        if model.device.type == "cpu":  # a GPU that is full raises an error; here the kernel would kill the process
+            room = {"what": self.in_words(), "instead": "use a smaller batch or fewer tokens"}
+            check_room(self._least_bytes(model), model.device, **room)
+
+    def _least_bytes(self, model: MaskedLM) -> int:
+        """What a pass over whole canvases holds at once: states of a layer or logits, and what a cache stores."""
+        length, vocabulary = self.max_tokens + (self.shortest_prompt or self.prompt_tokens), model.spec.vocab_size
+        if not isinstance(model, Transformer):
+            return model.dtype.itemsize * self.batch * length * vocabulary
+        shape = model.shape
+        states = length * (2 * shape.width + 4 * shape.hidden)
+        predicted = length if "sequence_logits" in needs_of(self.policy) else min(self.block_size, self.max_tokens)
+        stored = 0 if self.cache == "none" else 2 * shape.n_layers * shape.n_kv_heads * shape.head_width * length
+        return model.dtype.itemsize * self.batch * (max(states, predicted * vocabulary) + stored)
 
     def run(self, number: int) -> Request:
         """What the run of that number decodes; the first is 0."""
@@ -85,6 +101,11 @@ class Request:
         sizes: dict[str, Any] = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
         prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
         return [Canvas.continuing(prompt, self.max_tokens, **sizes) for prompt in prompts]
+
+    @property
+    def uneven(self) -> bool:
+        """Whether rows go at paces of their own."""
+        return isinstance(self.policy, Uneven)
 
     @property
     def prompt_lengths(self) -> list[int]:
@@ -105,8 +126,8 @@ class Request:
 
     def to_dict(self) -> dict[str, Any]:
         names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed", "new_lengths")
-        own = {name: getattr(self, name) for name in names} | {"shortest_prompt": self.prompt_lengths[-1]}
-        return {"policy": describe(self.policy)} | own
+        own = {name: getattr(self, name) for name in (*names, "uneven")} | {"shortest_prompt": self.prompt_lengths[-1]}
+        return {"policy": None if self.uneven else describe(self.policy)} | own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +137,7 @@ class Workload:
     policy: Policy | None = None  # default: see default_policy, or Uneven
     prompt_tokens: Sequence[int] = (256,)
     batches: Sequence[int] = (1,)
-    caches: Sequence[str] = CACHES
+    caches: Sequence[str] | None = None  # default: those that the policy can use
     refreshes: Sequence[str] = ("block",)
     max_tokens: int = 256
     block_size: int = 32
@@ -131,6 +152,10 @@ class Workload:
             raise UnmaskError(f"repeats must be at least 1, got {self.repeats}")
         if self.uneven and self.policy is not None:
             raise UnmaskError("uneven rows have a policy of their own: leave out the other one")
+        if self.uneven and self.new_lengths:
+            raise UnmaskError("--uneven and --new-lengths exclude each other: prompts of new lengths are all alike")
+        for refresh in self.refreshes:
+            Settings(refresh=refresh)
         for request in self._combinations():  # raises what is wrong before a model is opened for it
             request.run(self.repeats)
 
@@ -146,9 +171,12 @@ class Workload:
         return max(1, prompt - batch + 1) if self.uneven and self.shortest_prompt is None else self.shortest_prompt
 
     def _combinations(self) -> list[Request]:
+        """Without a cache there is nothing to refresh: it is measured once."""
+        policy = self.policy or (Uneven() if self.uneven else default_policy(self.block_size))
+        caches = self.caches or (("none",) if needs_of(policy) & WITHOUT_CACHE else CACHES)
         return [
             Request(
-                policy=self.policy or (Uneven() if self.uneven else default_policy(self.block_size)),
+                policy=policy,
                 prompt_tokens=prompt,
                 max_tokens=self.max_tokens,
                 block_size=self.block_size,
@@ -161,11 +189,15 @@ class Workload:
             )
             for prompt in self.prompt_tokens
             for batch in self.batches
-            for cache in self.caches
-            for refresh in self.refreshes
+            for cache in caches
+            for refresh in (("block",) if cache == "none" else self.refreshes)
         ]
 
 
 def default_policy(block_size: int) -> Policy:
-    """Four positions a pass, however many the model is sure of: the same work for every code and every model."""
+    """A quarter as many passes as a block has positions, however many the model is sure of.
+
+    So the work is the same for every code and every model, though Dream commits a single position in a refresh. A short
+    last block takes as many passes as the others, if it has so many positions.
+    """
     return Fixed(passes=max(1, block_size // 4))

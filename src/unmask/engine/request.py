@@ -20,6 +20,8 @@ from unmask.trace.record import SCHEMA
 DEFAULT_POLICY = "mean_field"
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 32
+# What only passes over whole canvases give.
+WITHOUT_CACHE = frozenset({"sequence_logits", "attention", "shadow"})
 _OF_BATCHES = ("trace", "batch_size", "timed", "on_step", "on_output")
 
 
@@ -79,7 +81,7 @@ def check_compatible(policy: Policy, model: MaskedLM, settings: Settings) -> Non
     name, needs = name_of(policy), needs_of(policy)
     if taken := sorted({item.name for item in fields(Settings)} & set(policies.describe(policy)) - {"name"}):
         raise UnmaskError(f"the policy {name} has a parameter {taken[0]!r}, which is the name of a setting")
-    beyond = ", ".join(sorted(needs & {"sequence_logits", "attention", "shadow"}))
+    beyond = ", ".join(sorted(needs & WITHOUT_CACHE))
     if settings.cache != "none" and beyond:
         raise UnmaskError(f"the policy {name} needs {beyond} and cannot run with cache={settings.cache!r}")
     if "shadow" in needs and model.spec.shifted:
