@@ -1,5 +1,6 @@
 """`unmask serve` as a user meets it: the line when it is ready, its end, and what it refuses to start with."""
 
+import http.client
 import os
 import re
 import signal
@@ -58,8 +59,22 @@ def test_a_second_signal_drops_what_is_under_way():
             process.send_signal(signal.SIGINT)
             with pytest.raises(APIError, match="shutting down"):
                 list(stream)
-        assert process.communicate(timeout=30) == ("", "")
+        said = "unmask: 1 request has 30 s to be finished; a second signal drops what is left\n"
+        assert process.communicate(timeout=30) == ("", said)
         assert process.returncode == 0
+
+
+def test_the_access_log_has_a_line_for_each_request_on_stderr():
+    with started("--model", "toy", "--access-log") as (process, line):
+        host, port = line.split()[-1].removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        connection.request("GET", "/v1/nothing")
+        assert connection.getresponse().status == 404
+        connection.close()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert out == ""
+    assert re.fullmatch(r'[\d-]+ [\d:,]+ 127\.0\.0\.1:\d+ - "GET /v1/nothing HTTP/1\.1" 404\n', err)
 
 
 @pytest.fixture
@@ -92,6 +107,10 @@ WRONG = {
     "model": (["--model", "./no/such/folder", "--port", "0"], "no such folder"),
     "policy": (["--policy", "meanfield", "--port", "0"], "did you mean 'mean_field'?"),
     "setting": (["--top-p", "0", "--port", "0"], "top_p must be in (0, 1]"),
+    "texts as long as the model": (
+        ["--max-tokens", "4096", "--port", "0"],
+        "max_tokens=4096 leaves no room for a prompt in the 4096 positions of toy",
+    ),
     "flag": (["--prot", "0"], "--port"),
     "cache that the policy cannot use": (["--policy", "dawn", "--cache", "dual", "--port", "0"], "dawn needs"),
 }

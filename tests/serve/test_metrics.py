@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client.parser import text_string_to_metric_families
-from serve.servers import SHORT, counted, open_request, running, until
+from serve.servers import LONG, SHORT, counted, open_request, running, until
 
 
 def samples(found) -> dict[tuple, float]:
@@ -47,6 +47,20 @@ def test_a_client_that_leaves_during_its_upload_is_counted_as_gone(toy):
         until(lambda: samples(found)["unmask_http_requests_in_flight",] == 2)
         connection.close()
         until(lambda: counted(found, 499) == 1)
+
+
+def test_a_text_whose_client_left_is_not_counted_as_finished(held):
+    with running(held) as found:
+        connection = open_request(found.url, LONG)
+        until(lambda: held.model.passes == 1)
+        connection.close()
+        until(lambda: counted(found, 499) == 1)
+        held.model.gate.set()
+        until(lambda: not found.worker._open)
+        seen = samples(found)
+        assert seen["unmask_forward_passes_total",] > 0
+        assert seen["unmask_committed_tokens_total",] > 0
+        assert seen["unmask_kept_tokens_total",] == seen["unmask_prompt_tokens_total",] == 0
 
 
 def test_the_line_is_seen_while_it_is_there(held):

@@ -8,12 +8,16 @@ from pydantic import ValidationError
 from serve.servers import running
 
 import unmask
+from unmask import Settings, policies
 from unmask.serve import schema
+from unmask.serve.body import MOST_CONTAINERS
+from unmask.serve.errors import ApiError
+from unmask.serve.translate import asked_by
 
 CHAT = "/v1/chat/completions"
 HI = {"prompt": "Hi", "max_tokens": 4}
 TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-DEEP = 300_000
+DEEP = 8_000
 
 
 def check(body: dict, *, param: str | None, says: str, kind: str = "invalid_request_error") -> None:
@@ -40,7 +44,8 @@ WRONG = {
     ),
     "ids beyond the vocabulary": ({"prompt": [10**30]}, "prompt", "token ids in [0,"),
     "half a character": ({"prompt": "\ud800"}, "prompt", "surrogate"),
-    "a mask": ({"prompt": "[MASK]"}, "prompt", "mask token"),
+    "a mask": ({"prompt": "[MASK]"}, "prompt", "mask token [MASK]; to fill masks inside a text, give /v1/completions"),
+    "too many prompts": ({"prompt": ["a"] * 4097}, "prompt", "prompt must hold at most 4096, got 4097"),
     "too long": ({"prompt": "x" * 5000}, "prompt", "4096 positions"),
     "too long with a suffix": ({"prompt": "x", "suffix": "x" * 5000}, None, "4096 positions"),
     "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),
@@ -65,6 +70,11 @@ WRONG = {
     "misspelt parameter": ({**HI, "decoding": {"treshold": 1}}, "decoding.treshold", "did you mean 'threshold'?"),
     "misspelt setting": ({**HI, "decoding": {"block_sise": 1}}, "decoding.block_sise", "did you mean 'block_size'?"),
     "parameter of another": ({**HI, "decoding": {"kl": 1}}, "decoding.kl", "a parameter of policies such as klass"),
+    "parameter of another, with the policy's name": (
+        {**HI, "decoding": {"policy": "fixed", "threshold": 0.5}},
+        "decoding.threshold",
+        "the policy fixed has no parameter threshold; it has: passes, schedule, tokens_per_pass",
+    ),
     "parameter out of range": ({**HI, "decoding": {"threshold": 7}}, "decoding.threshold", "(0, 1]"),
     "setting out of range": ({**HI, "decoding": {"top_k": -1}}, "decoding.top_k", "at least 0"),
     "unknown cache": ({**HI, "decoding": {"cache": "dul"}}, "decoding.cache", "did you mean 'dual'?"),
@@ -75,6 +85,26 @@ WRONG = {
         {**HI, "decoding": {"policy": "fixed", "tokens_per_pass": 10**30}},
         "decoding.tokens_per_pass",
         "at most 4096",
+    ),
+    "more passes than positions": (
+        {**HI, "decoding": {"policy": "fixed", "schedule": "dream", "passes": 4096, "block_size": 1}},
+        "decoding.passes",
+        "passes must be at most 1, the positions of a block, got 4096",
+    ),
+    "more passes than positions of the block by default": (
+        {**HI, "decoding": {"policy": "fixed", "passes": 33}},
+        "decoding.passes",
+        "passes must be at most 32",
+    ),
+    "iterations that take for ever": (
+        {**HI, "decoding": {"iterations": 65}},
+        "decoding.iterations",
+        "iterations must be at most 64, got 65",
+    ),
+    "a history that takes for ever": (
+        {**HI, "decoding": {"policy": "klass", "history": 65}},
+        "decoding.history",
+        "history must be at most 64, got 65",
     ),
     "parameters that exclude each other": (
         {**HI, "decoding": {"policy": "fixed", "passes": 3, "tokens_per_pass": 2}},
@@ -167,6 +197,62 @@ def test_a_long_list_of_faults_is_not_gone_through(case):
     assert wrong.value.error_count() <= 6
 
 
+LONG_LISTS = {
+    "texts": ("prompt", ["a"] * schema.MOST_ITEMS, 1),
+    "lists of ids": ("prompt", [[1]] * schema.MOST_ITEMS, "a"),
+    "stops": ("stop", ["a"] * schema.MOST_STOPS, 1),
+    "messages": ("messages", [{"role": "user", "content": "a"}] * schema.MOST_ITEMS, "a"),
+    "parts": ("messages[0].content", [{"type": "text", "text": "a"}] * schema.MOST_ITEMS, "a"),
+}
+
+
+@pytest.mark.parametrize("case", LONG_LISTS)
+def test_no_more_of_a_list_is_checked_than_it_may_hold(case):
+    """What follows is of the wrong kind, and nobody has seen it."""
+    param, items, other = LONG_LISTS[case]
+    most, items = len(items), [*items, other, other]
+    bodies = {"prompt": {"prompt": items}, "stop": {"prompt": "a", "stop": items}, "messages": {"messages": items}}
+    body = bodies.get(param, {"messages": [{"role": "user", "content": items}]})
+    with pytest.raises(ValidationError) as wrong:
+        (schema.ChatRequest if "messages" in body else schema.CompletionRequest).model_validate(body)
+    assert schema.complaint(wrong.value.errors()) == (f"{param} must hold at most {most}, got {most + 2}", param)
+
+
+@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], "a"], [True], [None], 5, {}])
+def test_only_the_form_that_the_first_element_shows_is_tried(prompt):
+    with pytest.raises(ValidationError) as wrong:
+        schema.CompletionRequest.model_validate({"prompt": prompt})
+    assert wrong.value.error_count() == 1
+
+
+@pytest.mark.parametrize("item", [b"[1],", b'{"role":"user","content":"a"},'])
+def test_very_many_lists_or_objects_are_refused_before_they_are_parsed(item, toy_served):
+    raw = b'{"prompt":[' + item * MOST_CONTAINERS  # which is not JSON either: a parser would say so
+    status, answer = toy_served.post(raw)
+    assert status == 400
+    check(answer, param=None, says=f"at most {MOST_CONTAINERS} lists and objects, got {MOST_CONTAINERS + 2}")
+
+
+def test_brackets_inside_strings_are_no_lists(toy_served):
+    brackets = '\\"[{\\' * MOST_CONTAINERS
+    assert toy_served.post({**HI, "user": brackets, brackets: "["})[0] == 200
+
+
+def test_passes_are_held_against_the_block_that_the_request_has(toy):
+    server = {"policy": policies.get("fixed", passes=40), "settings": Settings(), "most": 1}
+
+    def chosen(decoding):
+        return asked_by(schema.CompletionRequest(prompt="x", decoding=decoding), toy, **server).policy.passes
+
+    assert chosen(None) == chosen({"step_map": True}) == 40  # as the server was started
+    assert chosen({"passes": 32}) == 32
+    assert chosen({"passes": 64, "block_size": 64}) == 64
+    assert chosen({"policy": "klass", "passes": 64}) == 64  # whose blocks are of 64
+    for decoding, most in (({"block_size": 39}, 39), ({"passes": 33}, 32), ({"schedule": "dream"}, 32)):
+        with pytest.raises(ApiError, match=f"passes must be at most {most}, the positions of a block"):
+            chosen(decoding)
+
+
 @pytest.mark.parametrize("case", NOT_JSON)
 def test_a_body_that_is_no_proper_json_is_400(case, toy_served):
     raw, says = NOT_JSON[case]
@@ -204,7 +290,7 @@ def test_a_wrong_message_is_400_and_named(case, toy_served):
 def test_a_model_without_a_chat_template_says_so(make_llada):
     folder = make_llada()
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
-    with running(unmask.load(str(folder), device="cpu")) as found:
+    with running(unmask.load(str(folder), device="cpu"), settings=Settings(max_tokens=4)) as found:
         status, answer = found.post(TALK, CHAT)
     assert status == 400
     check(answer, param="messages", says="no chat template")

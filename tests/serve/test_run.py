@@ -42,7 +42,9 @@ def test_what_is_under_way_is_finished_when_the_server_stops(held):
         answer = pool.submit(found.post, SHORT)
         until(lambda: held.model.passes == 1)
         found.server.stop()
-        until(lambda: not found.worker.accepting)
+        until(lambda: len(found.said) == 2)
+        assert found.said[1] == "1 request has 20 s to be finished; a second signal drops what is left"
+        assert not found.worker.accepting
         held.model.gate.set()
         assert answer.result()[1]["choices"][0]["text"] == SENTENCE[:6]
         found.thread.join(10)
@@ -118,6 +120,38 @@ def test_two_signals_at_once_count_as_two(held):
             found.server._http.handle_exit(signal.SIGTERM, None)
         assert answer.result(10)[0] == 503
         held.model.gate.set()
+        assert len(found.said) == 1
+
+
+def test_nothing_is_said_of_requests_when_none_is_under_way(toy):
+    with running(toy) as found:
+        assert found.post(SHORT)[0] == 200
+        found.server.stop()
+        found.thread.join(10)
+        assert len(found.said) == 1
+
+
+def test_the_requests_under_way_are_counted_and_not_their_texts(held):
+    with running(held, max_batch_size=2) as found, ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(found.post, {**SHORT, "n": 2}) for _ in range(2)]
+        gone = open_request(found.url, SHORT)
+        until(lambda: found.worker.under_way() == 3)
+        gone.close()
+        until(lambda: found.worker.under_way() == 2)
+        held.model.gate.set()
+        assert [answer.result()[0] for answer in answers] == [200, 200]
+        until(lambda: found.worker.under_way() == 0)
+
+
+def test_texts_for_which_the_model_has_no_room_are_refused_at_the_start(toy, make_llada):
+    def start(llm, settings):
+        return Server(llm, ServerConfig(port=0), policy=policies.get("fixed"), settings=settings, say=print)
+
+    start(toy, Settings(max_tokens=4095))
+    with pytest.raises(UnmaskError, match="max_tokens=5000 leaves no room for a prompt in the 4096 positions of toy"):
+        start(toy, Settings(max_tokens=5000))
+    with pytest.raises(UnmaskError, match="max_tokens=256 leaves no room for a prompt in the 128 positions"):
+        start(unmask.load(str(make_llada()), device="cpu"), Settings())
 
 
 def test_new_work_is_refused_while_the_server_stops(held):

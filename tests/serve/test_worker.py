@@ -7,10 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from openai import InternalServerError, RateLimitError
-from serve.servers import LONG, SHORT, counted, open_request, running, until
+from serve.servers import FOREVER, LONG, SHORT, Held, counted, open_request, running, until
 
+from unmask.engine.generator import Generator
 from unmask.errors import UnmaskError
+from unmask.models.base import LoadedModel, Prediction
 from unmask.models.toy import SENTENCE
+from unmask.serve.errors import ApiError
 from unmask.serve.worker import Worker
 
 
@@ -124,6 +127,64 @@ def test_a_failure_is_told_to_those_in_the_batch_and_the_rest_goes_on(case, held
         assert waiting.result()[1]["choices"][0]["text"] == SENTENCE[:6]
         assert found.worker.accepting
     assert "decoding failed" in caplog.text
+
+
+class Spoiling(Held):
+    """The third pass waits for the gate, and what it gives are no numbers."""
+
+    def predict(self, tokens, **options):
+        if self.passes < 2:
+            self.passes += 1
+            return self.model.predict(tokens, **options)
+        found = super().predict(tokens, **options)
+        return Prediction(logits=found.logits * float("nan")) if self.passes == 3 else found
+
+
+def test_who_joined_without_a_pass_is_not_lost_with_the_others(toy, caplog):
+    model = Spoiling(toy.model)
+    llm = Generator(LoadedModel(model=model, codec=toy.codec))
+    with running(llm, max_batch_size=4) as found, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(found.post, LONG)
+        until(lambda: model.passes == 3)
+        others = [pool.submit(found.post, {**SHORT, "n": n, "decoding": FOREVER}) for n in (1, 2)]
+        until(lambda: found.worker.waiting() == 3)
+        model.gate.set()
+        status, body = first.result()
+        assert (status, "no usable logits" in body["error"]["message"]) == (500, True)
+        for n, other in enumerate(others, 1):
+            status, body = other.result()
+            assert (status, [choice["text"] for choice in body["choices"]]) == (200, [SENTENCE[:6]] * n)
+
+
+def test_who_is_put_back_keeps_its_place_and_is_put_back_once(held, monkeypatch, caplog):
+    lines, names, told = [], {}, {}
+
+    def flow(waiting, *, rows):
+        until(lambda: bool(lines) or len(waiting) == 5)
+        lines.append([names[id(request)] for request in waiting])
+        taken = [waiting.popleft() for _ in range(min(rows, len(waiting)))]
+        if len(lines) == 1:
+            taken[0].canvas.passes = 1
+        raise RuntimeError("boom")
+
+    async def ask():
+        worker, tickets = Worker(held, rows=4, max_queue=8), {}
+        worker.start()
+        for name in "abcd":
+            requests = [held.request("Hi") for _ in range(2 if name == "a" else 1)]
+            names.update((id(request), name) for request in requests)
+            tickets[name] = worker.submit(requests)
+        for name, ticket in tickets.items():
+            with pytest.raises(ApiError, match="decoding failed") as failed:
+                await asyncio.wait_for(ticket.outputs(), 10)
+            told[name] = failed.value.status_code
+        await asyncio.to_thread(worker.stop)
+
+    monkeypatch.setattr(held, "flow", flow)
+    held.model.gate.set()
+    asyncio.run(ask())
+    assert lines == [list("aabcd"), list("bcd"), list("d")]
+    assert told == dict.fromkeys("abcd", 500)
 
 
 def test_a_failure_ends_a_stream_with_an_error_frame(held, caplog):

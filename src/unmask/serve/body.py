@@ -13,6 +13,8 @@ from fastapi.routing import APIRoute
 
 from unmask.serve.errors import closing, too_large, wrong
 
+MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
+
 
 class Uploads:
     """The bodies that are being read, which a server that stops does not wait for."""
@@ -62,6 +64,7 @@ class CheckedRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
+        _check_containers(body)
         try:
             return json.loads(body.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
         except UnicodeDecodeError as error:
@@ -82,6 +85,17 @@ class CheckedRoute(APIRoute):
             return await handle(CheckedRequest(request.scope, request.receive))
 
         return handle_checked
+
+
+def _check_containers(body: bytes) -> None:
+    """Refuse a body of very many lists and objects before it is parsed."""
+    if body.count(b"[") + body.count(b"{") <= MOST_CONTAINERS:
+        return
+    quotes = body.replace(rb"\\", b"").replace(rb"\"", b"")  # every quote that is left begins or ends a string
+    outside = b"".join(quotes.split(b'"')[::2])
+    found = outside.count(b"[") + outside.count(b"{")
+    if found > MOST_CONTAINERS:
+        raise wrong(f"the body may hold at most {MOST_CONTAINERS} lists and objects, got {found}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

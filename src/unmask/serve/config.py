@@ -26,6 +26,7 @@ class ServerConfig:
         None, "Length of the prompts to warm up for, on CUDA; 0: do not. [default: 512, or what fits]"
     )
     grace_s: float = _option(30.0, "Seconds that requests have left when the server is told to stop.")
+    access_log: bool = _option(False, "Write a line on stderr for each request.")
     api_key: str | None = field(default=None, repr=False)  # what clients must show; None: nothing
 
     def __post_init__(self) -> None:

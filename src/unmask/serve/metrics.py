@@ -47,12 +47,12 @@ class Metrics:
             registry=own,
         )
 
-    def heard(self, event: StreamEvent) -> None:
-        """Count what one pass did to one text."""
+    def heard(self, event: StreamEvent, *, wanted: bool = True) -> None:
+        """Count what one pass did to one text; that of a client who left is never finished, though it may end."""
         if event.step is not None:
             self.passes.inc()
             self.committed.inc(len(event.step.committed))
-        if event.output is not None:
+        if event.output is not None and wanted:
             self.kept.inc(event.output.usage.completion_tokens)
             self.prompt.inc(event.output.usage.prompt_tokens)
 

@@ -28,6 +28,13 @@ from unmask.settings import Settings
 
 WARMUP_PROMPT_TOKENS = 512
 FAREWELL_S = 0.5  # for clients to read that they were dropped
+ACCESS_LOG = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {"uvicorn.access": {"handlers": ["stderr"], "level": "INFO", "propagate": False}},
+}
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -70,9 +77,15 @@ class Server:
         say: Callable[[str], None],
     ) -> None:
         self.llm, self.config, self.policy, self.settings, self.say = llm, config, policy, settings, say
+        self.max_tokens = plan(llm.spec, policy, settings, {}).max_tokens
+        if self.max_tokens >= llm.spec.max_length:
+            room = f"the {llm.spec.max_length} positions of {llm.spec.name}"
+            raise UnmaskError(
+                f"max_tokens={self.max_tokens} leaves no room for a prompt in {room}; give a smaller --max-tokens"
+            )
         self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue, on_broken=self.stop)
         app = create_app(self.worker, config, policy=policy, settings=settings)
-        self._http = _Http(app, self.worker, config)
+        self._http = _Http(app, self.worker, config, say)
 
     def run(self, bound: socket.socket) -> None:
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
@@ -94,8 +107,7 @@ class Server:
         """Have everything compiled and captured before the first request, which would pay for it otherwise."""
         length = self.config.warmup_prompt_tokens
         if length is None:
-            new = plan(self.llm.spec, self.policy, self.settings, {}).max_tokens
-            length = min(WARMUP_PROMPT_TOKENS, self.llm.spec.max_length - new)
+            length = min(WARMUP_PROMPT_TOKENS, self.llm.spec.max_length - self.max_tokens)
         if length < 1:
             return
         began = time.perf_counter()
@@ -108,12 +120,14 @@ class Server:
 class _Http(uvicorn.Server):
     """uvicorn, which gives requests their time when it is told to stop, and then ends with status 0."""
 
-    def __init__(self, app: FastAPI, worker: Worker, config: ServerConfig) -> None:
-        # No log of its own: what goes wrong reaches stderr through Python's last resort, and nothing else does.
-        options: dict[str, Any] = {"log_config": None, "access_log": False, "ws": "none", "lifespan": "off"}
+    def __init__(self, app: FastAPI, worker: Worker, config: ServerConfig, say: Callable[[str], None]) -> None:
+        # No other log of its own: what goes wrong reaches stderr through Python's last resort, and nothing else does.
+        log_config = ACCESS_LOG if config.access_log else None
+        options: dict[str, Any] = {"log_config": log_config, "access_log": config.access_log}
+        options |= {"ws": "none", "lifespan": "off"}
         last = math.ceil(config.grace_s) + 10  # of the last resort: a task that does not heed that its client is gone
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=last, server_header=False, **options))
-        self.app, self.worker, self.chosen = app, worker, config
+        self.app, self.worker, self.chosen, self.say = app, worker, config, say
         self.on_ready: Callable[[], None] = lambda: None
         self.loop: asyncio.AbstractEventLoop | None = None  # while it stops
         self.hurried = False
@@ -129,6 +143,9 @@ class _Http(uvicorn.Server):
         self.worker.refuse()
         self.app.state.served.uploads.drop_all()
         self.loop = asyncio.get_running_loop()
+        if (left := self.worker.under_way()) and not self.hurried:
+            whose = "1 request has" if left == 1 else f"{left} requests have"
+            self.say(f"{whose} {self.chosen.grace_s:g} s to be finished; a second signal drops what is left")
         timer = self.loop.call_later(0.0 if self.hurried else self.chosen.grace_s, self._drop)
         await super().shutdown(sockets)
         timer.cancel()

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, WithJsonSchema
 
 from unmask.settings import Settings
 
 MOST_CHOICES = 128  # of one prompt, as with OpenAI
+MOST_STOPS = 64  # strings, each of which is looked for after every pass
+MOST_ITEMS = 4096  # prompts, messages, or parts of one: while pydantic goes through them, nobody else is answered
 # Instead of a line for each form that a value may have.
 FORMS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
@@ -31,9 +33,26 @@ def _decoding_schema() -> dict[str, Any]:
 
 Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
 # In every list that comes in, pydantic stops at the first fault: one error for each of a million would take minutes.
-AtFirst = Field(fail_fast=True)
-TokenIds = Annotated[list[int], AtFirst]
-Texts = Annotated[list[str], AtFirst]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Few = Field(fail_fast=True, max_length=MOST_ITEMS)
+
+
+def _form(prompt: Any) -> str:
+    """Which form of a prompt is meant, by its first element: to try one after the other would take too long."""
+    if not isinstance(prompt, list):
+        return "text"
+    if not prompt or isinstance(prompt[0], int):
+        return "ids"
+    return "texts" if isinstance(prompt[0], str) else "lists"
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Few, Tag("texts")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[TokenIds], Few, Tag("lists")],
+    Discriminator(_form),
+]
 
 
 class _Checked(BaseModel):
@@ -58,7 +77,7 @@ class Message(_Checked):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], AtFirst]
+    content: str | Annotated[list[TextPart], Few]
 
 
 class _Request(_Checked):
@@ -71,7 +90,7 @@ class _Request(_Checked):
     top_p: float | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     seed: int | None = None
-    stop: str | Texts | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Any = None
@@ -81,14 +100,14 @@ class _Request(_Checked):
 class CompletionRequest(_Request):
     """A prompt to continue, or the gap between it and a suffix to fill."""
 
-    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], AtFirst]
+    prompt: Prompts
     suffix: str | TokenIds | None = None
 
 
 class ChatRequest(_Request):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1), Few]
 
 
 class Usage(BaseModel):
@@ -128,18 +147,6 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
 
 
-class ChatDelta(BaseModel):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(BaseModel):
-    index: int
-    delta: ChatDelta
-    logprobs: None = None
-    finish_reason: Literal["stop", "length"] | None = None
-
-
 class _Answer(BaseModel):
     id: str
     created: int
@@ -160,13 +167,6 @@ class ChatCompletion(_Answer):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
-
-
-class ChatChunk(_Answer):
-    """A chunk of an answer that is streamed."""
-
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    choices: list[ChatChunkChoice]
 
 
 class Model(BaseModel):
@@ -200,13 +200,17 @@ class ErrorBody(BaseModel):
 
 def complaint(errors: Sequence[Any]) -> tuple[str, str | None]:
     """The first of pydantic's errors in one line, and the field that it is about."""
-    first = errors[0]
-    place = [part for part in first["loc"] if part != "body"]
-    param = ""
-    for part in place:
+    first = next((error for error in errors if error["type"] == "too_long"), errors[0])
+    param, form = "", None
+    for part in (part for part in first["loc"] if part != "body"):
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
         if part in FORMS:  # what follows names the form that was tried, not a place
-            return f"{param} must be {FORMS[str(part)]}", param
+            form = FORMS[str(part)]
+            break
+    if first["type"] == "too_long":
+        return f"{param} must hold at most {first['ctx']['max_length']}, got {first['ctx']['actual_length']}", param
+    if form is not None:
+        return f"{param} must be {form}", param
     if first["type"] == "string_unicode":
         return f"{param or 'the body'} has a field whose name holds half a surrogate pair", param or None
     if not param:

@@ -13,16 +13,19 @@ from typing import Any
 from unmask import policies
 from unmask.engine.flow import Request
 from unmask.engine.generator import Generator
-from unmask.engine.request import check_compatible, preset_name
+from unmask.engine.request import check_compatible, plan, preset_name
 from unmask.errors import UnknownName, UnmaskError
 from unmask.policies import Policy
 from unmask.serve.errors import wrong
-from unmask.serve.schema import ChatRequest, CompletionRequest, Message
+from unmask.serve.schema import MOST_STOPS, ChatRequest, CompletionRequest, Message
 from unmask.settings import Settings
 
 SETTINGS = tuple(item.name for item in fields(Settings))
-MOST_STOPS = 64  # strings, each of which is looked for after every pass
 OWN = ("policy", "step_map")
+# Parameters of policies that make every pass longer, and the most that a request may ask for.
+MOST_WORK = dict.fromkeys(("iterations", "history"), 64)
+# What the engine says of a mask in a prompt, and what there is here instead.
+INFILL, SUFFIX = "use infill", "give /v1/completions what follows them as suffix"
 # Fields that would change the answer, and the values with which they would not.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -76,7 +79,7 @@ class Asked:
         try:
             return [llm.request(prompt, settings=settings, **given) for prompt in self.prompts for settings in varied]
         except UnmaskError as error:
-            raise wrong(error, param=self.source) from error
+            raise wrong(str(error).replace(INFILL, SUFFIX), param=self.source) from error
 
 
 def asked_by(
@@ -96,6 +99,7 @@ def asked_by(
     decoding = body.decoding or {}
     suffix = body.suffix if isinstance(body, CompletionRequest) else None
     policy, settings = _policy(decoding, llm, policy), _settings(body, decoding, settings)
+    _check_work(decoding, llm, policy, settings)
     try:
         check_compatible(policy, llm.model, settings)
     except UnmaskError as error:
@@ -169,28 +173,39 @@ def _policy(decoding: dict[str, Any], llm: Generator, default: Policy) -> Policy
     known = [*OWN, *SETTINGS, *(key for key in described if key != "name")]
     for key in decoding:
         if key not in known:
-            raise wrong(_unknown(key, known, described["name"]), param=f"decoding.{key}")
+            raise wrong(_unknown(key, known, described, named="policy" in decoding), param=f"decoding.{key}")
     given = {key: value for key, value in decoding.items() if key not in (*OWN, *SETTINGS)}
     if not given:
         return base
-    # Beyond every size that the model has, numbers only overflow or keep the engine busy for ever.
+    # Beyond every size that the model has, numbers only overflow.
     largest = max(llm.spec.vocab_size, llm.spec.max_length)
     for key, value in given.items():
-        if isinstance(value, int) and value > largest:
-            raise wrong(f"{key} must be at most {largest}, got {value}", param=f"decoding.{key}")
+        most = MOST_WORK.get(key, largest)
+        if isinstance(value, int) and value > most:
+            raise wrong(f"{key} must be at most {most}, got {value}", param=f"decoding.{key}")
     try:
         return policies.get(**described | given)
     except ValueError as error:
         raise wrong(error, param=f"decoding.{next(iter(given))}" if len(given) == 1 else "decoding") from error
 
 
-def _unknown(key: str, known: list[str], policy: str) -> str:
-    owner = policies.owner_of(key)
-    if owner is not None:
-        return (
-            f"{key} is a parameter of policies such as {owner}, not of {policy}; name the policy under decoding.policy"
-        )
-    return str(UnknownName("field of decoding", key, known))
+def _unknown(key: str, known: list[str], described: dict[str, Any], *, named: bool) -> str:
+    owner, policy = policies.owner_of(key), described["name"]
+    if owner is None:
+        return str(UnknownName("field of decoding", key, known))
+    if named:
+        own = ", ".join(sorted(described.keys() - {"name"})) or "none"
+        return f"the policy {policy} has no parameter {key}; it has: {own}"
+    return f"{key} is a parameter of policies such as {owner}, not of {policy}; name the policy under decoding.policy"
+
+
+def _check_work(decoding: dict[str, Any], llm: Generator, policy: Policy, settings: Settings) -> None:
+    """Refuse more passes over a block than it has positions, if that comes of the request: some could be idle."""
+    passes = getattr(policy, "passes", None)
+    most = min(plan(llm.spec, policy, settings, {}).block_size, llm.spec.max_length)
+    if isinstance(passes, int) and passes > most and decoding.keys() & {"passes", "block_size", "schedule"}:
+        message = f"passes must be at most {most}, the positions of a block, got {passes}"
+        raise wrong(message, param="decoding.passes" if "passes" in decoding else "decoding")
 
 
 def _settings(body: CompletionRequest | ChatRequest, decoding: dict[str, Any], settings: Settings) -> Settings:

@@ -34,7 +34,8 @@ class Ticket:
     requests: Sequence[Request]
     streamed: bool = True  # else it is told of outputs and errors only: each word wakes the event loop
     began: float = field(default_factory=time.perf_counter)
-    has_text: bool = False  # the engine thread's own note
+    has_text: bool = False  # the engine thread's own notes
+    put_back: bool = False  # into the line, after a failure that may have been another's
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _news: asyncio.Queue[tuple[int, StreamEvent] | ApiError] = field(default_factory=asyncio.Queue)
 
@@ -136,11 +137,16 @@ class Worker:
         """Take nothing new; what was taken goes on."""
         self._refusing = True
 
+    def under_way(self) -> int:
+        """How many tickets are waited for."""
+        with self._work:
+            return len({ticket for ticket, number in self._open.values() if not ticket.requests[number].abandoned})
+
     def drop_all(self) -> None:
         """End what is left at once: its clients hear that the server is shutting down."""
         self.refuse()
         with self._work:
-            tickets = {id(ticket): ticket for ticket, _ in self._open.values()}.values()
+            tickets = {ticket for ticket, _ in self._open.values()}
         for ticket in tickets:
             ticket.abandon()
             ticket.tell(closing())
@@ -170,7 +176,7 @@ class Worker:
     def _hear(self, request: Request, event: StreamEvent) -> None:
         if event.step is not None:
             self._failures = 0
-        self.metrics.heard(event)
+        self.metrics.heard(event, wanted=not request.abandoned)
         if len(self._line) > self.max_queue:
             self._sweep()
         ticket, number = self._open.get(id(request), (None, 0))
@@ -196,22 +202,39 @@ class Worker:
                     self._line.append(request)
 
     def _fail(self, error: Exception, head: Request) -> None:
-        """Tell those whose texts were in the batch; the others have lost nothing."""
+        """Tell those whose texts are lost; the others wait on, or again."""
         log.error("decoding failed: %s", error, exc_info=None if isinstance(error, UnmaskError) else error)
         with self._work:
             if self._line and self._line[0] is head:
                 # An engine that fails before it takes anybody would do so for ever.
                 self._line.popleft()
-            untouched = {id(request) for request in self._line}
-            lost = [self._open.pop(key) for key in list(self._open) if key not in untouched]
+            lost = self._lost()
         self._failures += not isinstance(error, UnmaskError)
         if self._failures >= MOST_FAILURES and not self._runs():
             self.broken = True
             self.drop_all()
             self.on_broken()
-        for ticket in {id(ticket): ticket for ticket, _ in lost}.values():
+        for ticket in lost:
             ticket.abandon()
             ticket.tell(failed(error))
+
+    def _lost(self) -> set[Ticket]:
+        """Those whose texts failed with the batch; who was in it without a pass has lost nothing, and waits again.
+
+        Only once: nobody knows whose fault it was, and it may be that of one who was put back. Who was alone is known.
+        """
+        waiting = {id(request) for request in self._line}
+        taken = [(ticket, ticket.requests[number]) for ticket, number in self._open.values()]
+        taken = [(ticket, request) for ticket, request in taken if id(request) not in waiting]
+        alone = len({ticket for ticket, _ in taken}) == 1
+        lost = {ticket for ticket, request in taken if alone or ticket.put_back or request.canvas.passes}
+        again = [request for ticket, request in taken if ticket not in lost]
+        self._line.extendleft(reversed(again))
+        for ticket, request in taken:
+            ticket.put_back = True
+            if ticket in lost:
+                del self._open[id(request)]
+        return lost
 
     def _runs(self) -> bool:
         """Whether the model can be run at all: a client that repeats a request which fails must not end the server."""
