@@ -15,6 +15,7 @@ from unmask.errors import UnknownName, UnmaskError
 CACHES = ("none", "prefix", "dual")
 MOST_GUIDANCE = 1000  # beyond it, logits overflow
 _LARGEST = sys.float_info.max
+_LEAST_TEMPERATURE = 1e-30  # logits divided by less are no numbers any more
 
 
 def _setting(default: Any, about: str) -> Any:
@@ -65,6 +66,8 @@ class Settings:
             raise UnmaskError(f"seed must be below 2**63, got {self.seed}")
         if not _is_number(self.temperature) or not 0.0 <= self.temperature <= _LARGEST:
             raise UnmaskError(f"temperature must be a number of at least 0, got {self.temperature!r:.80}")
+        if 0.0 < self.temperature < _LEAST_TEMPERATURE:
+            raise UnmaskError(f"temperature must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
         if not _is_number(self.cfg_scale) or not 0.0 <= self.cfg_scale <= MOST_GUIDANCE:
             raise UnmaskError(f"cfg_scale must be in [0, {MOST_GUIDANCE}], got {self.cfg_scale!r:.80}")
         if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:

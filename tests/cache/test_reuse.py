@@ -12,7 +12,7 @@ from unmask import policies
 from unmask.cache.kv import KVCache, Storage, StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
-from unmask.errors import WorkFailed
+from unmask.errors import OutOfMemory, WorkFailed
 from unmask.models.random_weights import random_model
 from unmask.models.toy import load_toy
 from unmask.settings import Settings
@@ -281,7 +281,7 @@ def test_after_a_device_ran_out_of_memory_less_can_be_tried(monkeypatch):
     def canvases(rows):
         return [Canvas.continuing([3], 4, mask_id=model.spec.mask_id, block_size=4) for _ in range(rows)]
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(OutOfMemory, match="use a smaller batch"):
         list(decode(model, canvases(2), policy, settings, pool=pool))
     assert len(list(decode(model, canvases(1), policy, settings, pool=pool))) == 4
     assert pool.borrow(9, 999) is not kept

@@ -20,7 +20,6 @@ from unmask.engine.canvas import Canvas
 from unmask.engine.clock import Clock
 from unmask.engine.decode import decode
 from unmask.engine.request import quantization_of
-from unmask.errors import OutOfMemory
 from unmask.models.base import MaskedLM, expect, packs
 from unmask.models.transformer import Transformer
 from unmask.settings import Settings
@@ -52,10 +51,7 @@ def events_of(
     model: MaskedLM, canvases: list[Canvas], request: Request, pool: StoragePool, clock: Clock | None = None
 ) -> Iterator[StepEvent]:
     """What the engine's loop tells while it fills the canvases; what it captures stays in `pool` for the next time."""
-    try:
-        yield from decode(model, canvases, request.policy, request.settings, clock=clock, pool=pool)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory("the device ran out of memory while decoding; use a smaller batch or fewer tokens") from error
+    return decode(model, canvases, request.policy, request.settings, clock=clock, pool=pool)
 
 
 def announce(model: MaskedLM, request: Request) -> None:

@@ -28,7 +28,7 @@ from unmask.engine.observe import Observation, Observer
 from unmask.engine.request import check_compatible
 from unmask.engine.settle import Case, outcome_of, settle
 from unmask.engine.window import Window
-from unmask.errors import WorkFailed
+from unmask.errors import OutOfMemory, WorkFailed
 from unmask.models.base import MaskedLM, Prediction
 from unmask.models.transfer import on_device
 from unmask.policies import Policy, is_pure, most_commits, name_of, needs_of, remasks
@@ -69,9 +69,10 @@ def decode(
     except Exception as error:
         # What a pass left in the storage may be no numbers at all, and must not get into the next generation.
         loop.forward.close(usable=False)
-        if isinstance(error, torch.OutOfMemoryError):
-            _let_go(model, pool)
-        raise
+        if not isinstance(error, torch.OutOfMemoryError):
+            raise
+        _let_go(model, pool)
+        raise OutOfMemory("the device ran out of memory while decoding; use a smaller batch or fewer tokens") from error
     finally:
         loop.forward.close()
 

@@ -28,7 +28,7 @@ from unmask.engine.output import continued, filled, is_complete
 from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, token_list, token_rows
 from unmask.engine.request import Plan, check_compatible, plan, quantization_of
 from unmask.engine.warmup import rehearsals
-from unmask.errors import OutOfMemory, UnmaskError
+from unmask.errors import UnmaskError
 from unmask.models.base import LoadedModel, expect
 from unmask.policies import Policy
 from unmask.settings import Settings
@@ -373,11 +373,7 @@ class Generator:
         ending = job.ending(self.spec, self.codec)
         options: dict[str, Any] = {"detail": detail, "clock": clock, "arrivals": arrivals, "rows": rows}
         options["ended"] = ended or (lambda canvas: is_complete(canvas, ending))
-        try:
-            yield from decode(self.model, canvases, job.policy, job.settings, pool=self._pool, **options)
-        except torch.OutOfMemoryError as error:
-            message = "the device ran out of memory while decoding; use a smaller batch or fewer tokens"
-            raise OutOfMemory(message) from error
+        return decode(self.model, canvases, job.policy, job.settings, pool=self._pool, **options)
 
     def _continued(self, canvas: Canvas, job: Plan) -> Output:
         return continued(canvas, job.ending(self.spec, self.codec))
