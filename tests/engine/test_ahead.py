@@ -153,7 +153,7 @@ def test_policies_that_can_be_captured_are_known():
     assert policies.is_pure(policies.get("fixed", schedule="dream", passes=3))
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", PURE)
 @pytest.mark.parametrize(("family", "cache", "refresh"), [("llada", "none", "block"), ("dream", "dual", "drift:0.05")])
 def test_decisions_as_a_function_of_tensors_are_the_same(family, cache, refresh, name, own, monkeypatch):

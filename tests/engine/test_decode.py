@@ -196,7 +196,7 @@ EVERYWHERE = [("llada", name) for name in (*NAMES, "threshold", "wino")]
 EVERYWHERE += [("dream", name) for name in (*NAMES, "threshold")]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 @pytest.mark.parametrize(("family", "name"), EVERYWHERE)
 def test_a_batch_of_ragged_prompts_gives_what_each_gives_alone(family, name, temperature):
     model = random_model(tiny_config(family), std=0.4)

@@ -49,7 +49,7 @@ def test_lengths_are_on_the_host_for_passes_that_compute_no_padding(kind, needs,
     assert forward._lengths(window, torch.zeros(3, 57, dtype=torch.long)).tolist() == [56, 20, 25]
 
 
-@pytest.mark.parametrize("guidance", [0.0, 0.5])
+@pytest.mark.parametrize("guidance", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("refresh", ["block", "blocks:2", "drift:0.1"])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize("family", ["llada", "dream"])

@@ -64,6 +64,7 @@ def test_a_second_signal_drops_what_is_under_way():
         assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_access_log_has_a_line_for_each_request_on_stderr():
     with started("--model", "toy", "--access-log") as (process, line):
         host, port = line.split()[-1].removeprefix("http://").split(":")
