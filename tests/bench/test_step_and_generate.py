@@ -11,11 +11,10 @@ import unmask
 from unmask.bench.generate import bench_generate
 from unmask.bench.roofline import Call, Ceilings, floor
 from unmask.bench.step import bench_step
-from unmask.bench.subject import open_model
 from unmask.bench.workload import Request, Workload
 from unmask.cli import run
 from unmask.engine.decode import decode
-from unmask.errors import OutOfMemory, UnmaskError
+from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import Wino
 from unmask.terminal import show_generate_timings, show_step_timings
@@ -157,26 +156,6 @@ def test_a_quantised_model_says_so_and_has_a_lower_floor(model, quantize):
     assert whole.floor_s < plain.floor_s
 
 
-@pytest.mark.parametrize("random_weights", [True, False])
-def test_a_model_is_opened_quantised(random_weights):
-    opened = open_model("tiny", random_weights=random_weights, device="cpu", quantize="int8")
-    assert opened.quantized == "int8"
-    assert str(opened.blocks[0].down.stored.dtype) == "torch.int8"
-    assert str(opened.embedding.weight.dtype) == "torch.float32"
-
-
-@pytest.mark.parametrize("command", ["step", "generate"])
-@pytest.mark.parametrize("subject", [[], ["tiny"], ["--shape", "tiny", "--random-weights"]])
-def test_an_unknown_format_is_refused_before_anything_is_loaded_or_measured(command, subject, capsys, monkeypatch):
-    def never(*_, **__):
-        raise AssertionError
-
-    for name in ("load_model", "random_model", "measure_ceilings"):
-        monkeypatch.setattr(f"unmask.bench.subject.{name}", never)
-    assert run(["bench", command, *subject, "--device", "cpu", "--quantize", "int9"]) == 2
-    assert capsys.readouterr().err == ("unmask: unknown quantisation 'int9'; did you mean 'int8'? known: fp8, int8\n")
-
-
 def test_speed_of_requests_counts_everything_decoded(model):
     timings = bench_generate(model, SMALL, ceilings=CEILINGS)
     assert len(timings) == 12
@@ -214,28 +193,6 @@ def test_progress_is_told(model):
     bench_generate(model, SMALL, ceilings=CEILINGS, on_progress=seen.append)
     assert seen[0] == "measuring 1 of 12: prompt 12, batch 1, cache none"
     assert len(seen) == 12
-
-
-def test_random_weights_take_the_shape_of_a_folder(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config("dream")))
-    opened = open_model(str(tmp_path), random_weights=True, dtype="bfloat16", device="cpu")
-    assert opened.spec.name == f"{tmp_path.name} with random weights"
-    assert opened.spec.family == "dream"
-    assert str(opened.dtype) == "torch.bfloat16"
-
-
-def test_without_a_choice_a_cpu_gets_the_shape_of_tiny():
-    opened, embedded = open_model(device="cpu"), unmask.load("tiny", device="cpu").model
-    assert opened.shape == embedded.shape
-    assert opened.spec.name == "tiny with random weights"
-
-
-def test_a_model_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
-    monkeypatch.setattr("unmask.models.memory.free_memory", lambda device: 2**30)
-    with pytest.raises(
-        OutOfMemory, match=r"llada-8b with random weights needs 29\.86 GiB on cpu, but 1\.00 GiB are free"
-    ):
-        open_model(shape="llada-8b", random_weights=True, device="cpu")
 
 
 @pytest.mark.parametrize(
