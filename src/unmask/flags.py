@@ -209,10 +209,9 @@ def about_model(model: str, prompts: list[str]) -> str | None:
 def choose_policy(llm: Generator | MaskedLM, name: str | None, pairs: list[str] | None) -> Policy:
     """The family's preset of the named policy, with the fields given by `--set` changed."""
     from unmask import policies
-    from unmask.engine.request import DEFAULT_POLICY, preset_name
+    from unmask.engine.request import preset_name
 
-    preset = policies.preset(DEFAULT_POLICY if name is None else name, preset_name(llm.spec))
-    return policies.get(**policies.describe(preset) | parse_fields(pairs or []))
+    return policies.resolve(name, preset_name(llm.spec), parameters=parse_fields(pairs or []))
 
 
 def for_bench(

@@ -17,9 +17,6 @@ from unmask.policies import Policy, name_of, needs_of
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
-DEFAULT_POLICY = "mean_field"
-DEFAULT_MAX_TOKENS = 256
-DEFAULT_BLOCK_SIZE = 32
 # What only passes over whole canvases give.
 WITHOUT_CACHE = frozenset({"sequence_logits", "attention", "shadow"})
 _OF_BATCHES = ("trace", "batch_size", "timed", "on_step", "on_output")
@@ -62,18 +59,14 @@ class Plan:
 
 def plan(spec: ModelSpec, policy: str | Policy | None, settings: Settings | None, shorthand: dict[str, Any]) -> Plan:
     """Fill in the defaults: those of the caller, then the checkpoint's, then the policy's, then ours."""
-    settings = _merged(settings, shorthand)
     family = preset_name(spec)
-    if policy is None or isinstance(policy, str):
-        policy = policies.preset(DEFAULT_POLICY if policy is None else policy, family)
-    if isinstance(policy, type) or not callable(getattr(policy, "select", None)):
-        raise UnmaskError(f"policy must be a name or a policy object, got {policy!r}")
-    name = policies.name_of(policy)
-    preferred = policies.preset_settings(name, family).get("block_size") if name in policies.names() else None
-    max_tokens = settings.max_tokens or spec.max_tokens or DEFAULT_MAX_TOKENS
-    block_size = settings.block_size or spec.block_size or preferred or DEFAULT_BLOCK_SIZE
-    settings = settings.with_(max_tokens=max_tokens, block_size=block_size)
-    return Plan(policy=policy, settings=settings, max_tokens=max_tokens, block_size=block_size)
+    given = _merged(settings, shorthand).to_dict()
+    policy = policies.resolve(policy, family)
+    checkpoint = {"max_tokens": spec.max_tokens, "block_size": spec.block_size}
+    settings = policies.resolve_settings(policy, family, given, recommended=checkpoint)
+    assert settings.max_tokens is not None
+    assert settings.block_size is not None
+    return Plan(policy=policy, settings=settings, max_tokens=settings.max_tokens, block_size=settings.block_size)
 
 
 def check_compatible(policy: Policy, model: MaskedLM, settings: Settings) -> None:

@@ -25,7 +25,7 @@ from unmask.policies.klass import Klass
 from unmask.policies.local_leap import LocalLeap
 from unmask.policies.margin import Margin
 from unmask.policies.mean_field import MeanField
-from unmask.policies.presets import preset, preset_settings
+from unmask.policies.presets import preset, preset_settings, resolve, resolve_settings
 from unmask.policies.random import Random
 from unmask.policies.threshold import Threshold
 from unmask.policies.wino import Wino
@@ -58,5 +58,7 @@ __all__ = [
     "preset_settings",
     "register",
     "remasks",
+    "resolve",
+    "resolve_settings",
     "with_progress",
 ]

@@ -1,16 +1,24 @@
-"""The parameters with which each policy was published, per checkpoint and task: the settings of a fair comparison.
+"""The parameters with which each policy was published, per checkpoint and task, and how names become policies.
 
 The four columns are GSM8K, MATH, HumanEval and MBPP; a single value holds for all of them. Mean-field on Dream takes
 the default of the paper's sensitivity study, since the setting of its main table is not stated.
+
+`resolve` and `resolve_settings` fill in what a caller leaves open, the same way for Python, the command line, recipes
+and HTTP.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
-from unmask.policies.base import Policy, get, registry
+from unmask.policies.base import Policy, describe, get, name_of, names, registry
+from unmask.settings import Settings
+
+DEFAULT_POLICY = "mean_field"
+DEFAULT_LENGTHS = {"max_tokens": 256, "block_size": 32}
 
 TASKS = {"gsm8k": 0, "math": 1, "math500": 1, "humaneval": 2, "mbpp": 3}
 
@@ -48,6 +56,38 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "mean_field": {"llada": {"block_size": 20}, "dream": {"block_size": 20}},
     "klass": {"llada": {"block_size": 64}, "dream": {"block_size": 256, "temperature": 0.2, "top_p": 0.95}},
 }
+
+
+def resolve(
+    policy: str | Policy | None, model: str, *, task: str | None = None, parameters: Mapping[str, Any] | None = None
+) -> Policy:
+    """The policy that a caller means: a name stands for its preset, None for the default, an object for itself.
+
+    `parameters` change fields of it; `model` and `task` choose the row of the preset.
+    """
+    if policy is None or isinstance(policy, str):
+        policy = preset(DEFAULT_POLICY if policy is None else policy, model, task)
+    if isinstance(policy, type) or not callable(getattr(policy, "select", None)):
+        raise UnmaskError(f"policy must be a name or a policy object, got {policy!r}")
+    return get(**describe(policy) | dict(parameters)) if parameters else policy
+
+
+def resolve_settings(
+    policy: Policy,
+    model: str,
+    given: Mapping[str, Any],
+    *,
+    task: str | None = None,
+    recommended: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings with nothing left open: what is `given`, then what is `recommended`, the preset's, and our defaults.
+
+    `recommended` comes from the task or the checkpoint. A value of None counts as not given.
+    """
+    own = preset_settings(name_of(policy), model, task) if name_of(policy) in names() else {}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    known = {key: value for key, value in (recommended or {}).items() if value is not None}
+    return Settings.from_dict(DEFAULT_LENGTHS | own | known | chosen)
 
 
 def preset(name: str, model: str, task: str | None = None) -> Policy:

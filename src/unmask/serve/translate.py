@@ -166,7 +166,7 @@ def _policy(decoding: dict[str, Any], llm: Generator, default: Policy) -> Policy
         if "policy" in decoding:
             if not isinstance(name, str):
                 raise UnmaskError(f"policy must be a name, got {name!r}")
-            base = policies.preset(name, preset_name(llm.spec))
+            base = policies.resolve(name, preset_name(llm.spec))
     except UnmaskError as error:
         raise wrong(error, param="decoding.policy") from error
     described = policies.describe(base)
@@ -184,7 +184,7 @@ def _policy(decoding: dict[str, Any], llm: Generator, default: Policy) -> Policy
         if isinstance(value, int) and value > most:
             raise wrong(f"{key} must be at most {most}, got {value}", param=f"decoding.{key}")
     try:
-        return policies.get(**described | given)
+        return policies.resolve(base, preset_name(llm.spec), parameters=given)
     except ValueError as error:
         raise wrong(error, param=f"decoding.{next(iter(given))}" if len(given) == 1 else "decoding") from error
 
