@@ -116,7 +116,7 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_llada(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokenizer) -> MakeFolder:
     """Writes LLaDA-format folders."""
 
@@ -135,7 +135,7 @@ def make_llada(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokeniz
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_dream(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokenizer) -> MakeFolder:
     """Writes Dream-format folders: no tokenizer.json, as with the public ones."""
 
@@ -275,3 +275,7 @@ def interpreted(needs_triton: None) -> Iterator[Callable[..., Any]]:
         patch.setenv("TRITON_INTERPRET", "1")
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
             yield lambda function, *given, **options: process.submit(function, *given, **options).result()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--remake-goldens", action="store_true", help="Write what the present code decodes as golden.")
