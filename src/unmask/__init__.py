@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unmask import integrations, policies, rules, tasks, types
-    from unmask.engine.figures import Detail
+    from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
     from unmask.engine.load import load
     from unmask.errors import UnmaskError
@@ -40,7 +40,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Detail": "unmask.engine.figures",
+    "Detail": "unmask.engine.detail",
     "Generator": "unmask.engine.generator",
     "Settings": "unmask.settings",
     "Trace": "unmask.trace.record",

@@ -280,7 +280,7 @@ def bench_step(
     batch: flags.Batch = None,
     cache: flags.Cache = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 256,
-    block_size: Annotated[int, typer.Option(min=1, help="Positions per block.")] = 32,
+    block_size: flags.BlockSize = None,
     policy: flags.BenchPolicy = None,
     set_: flags.PolicyField = None,
     device: flags.Device = None,
@@ -318,13 +318,11 @@ def bench_generate(
     random_weights: flags.RandomWeights = False,
     prompt_tokens: flags.PromptTokens = None,
     shortest_prompt: flags.ShortestPrompt = None,
-    uneven: flags.Uneven = False,
-    new_lengths: flags.NewLengths = False,
     batch: flags.Batch = None,
     cache: flags.Cache = None,
     refresh: flags.Refresh = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 256,
-    block_size: Annotated[int, typer.Option(min=1, help="Positions per block.")] = 32,
+    block_size: flags.BlockSize = None,
     policy: flags.BenchPolicy = None,
     set_: flags.PolicyField = None,
     device: flags.Device = None,
@@ -344,7 +342,7 @@ def bench_generate(
         "max_tokens": max_tokens,
     }
     sizes |= {"block_size": block_size, "refreshes": refresh, "repeats": repeats, "seed": seed}
-    sizes |= {"shortest_prompt": shortest_prompt, "uneven": uneven, "new_lengths": new_lengths}
+    sizes |= {"shortest_prompt": shortest_prompt}
     chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
     chosen |= {"device": device, "dtype": dtype, "quantize": quantize}
     with terminal.status("preparing") as shown:

@@ -24,7 +24,7 @@ from unmask.settings import Settings
 
 if TYPE_CHECKING:
     from unmask.bench.workload import Workload
-    from unmask.engine.figures import Detail
+    from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
     from unmask.evals.store import CellFolder
     from unmask.models.base import MaskedLM
@@ -50,9 +50,7 @@ BenchModel = Annotated[
 ]
 Shape = Annotated[
     str | None,
-    typer.Option(
-        help="Instead of a model: the sizes of llada-8b, dream-7b or tiny. [default: llada-8b on CUDA, else tiny]"
-    ),
+    typer.Option(help="Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"),
 ]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Only the sizes are real: no weights are read.")]
 PromptTokens = Annotated[
@@ -62,22 +60,17 @@ ShortestPrompt = Annotated[
     int | None,
     typer.Option(min=1, help="Spread the lengths of a batch's prompts evenly from this one. [default: all alike]"),
 ]
-Uneven = Annotated[
-    bool,
-    typer.Option("--uneven", help="Rows at paces of their own, and each one token shorter than the one before."),
-]
-NewLengths = Annotated[
-    bool,
-    typer.Option("--new-lengths", help="Prompts of every run a token shorter: what requests of other lengths cost."),
-]
 Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
 Cache = Annotated[
     list[str] | None,
-    typer.Option(help="none, prefix or dual (may be repeated). [default: each that the policy can use]"),
+    typer.Option(help="none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]"),
 ]
 Refresh = Annotated[
     list[str] | None,
     typer.Option(help="When a cache is recomputed: block, blocks:N or drift:X (may be repeated). [default: block]"),
+]
+BlockSize = Annotated[
+    int | None, typer.Option(min=1, help="Positions per block. [default: 32, or what a block-causal model has]")
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each that count, after one that does not.")]
 BenchPolicy = Annotated[
@@ -209,7 +202,7 @@ def about_model(model: str, prompts: list[str]) -> str | None:
 def choose_policy(llm: Generator | MaskedLM, name: str | None, pairs: list[str] | None) -> Policy:
     """The family's preset of the named policy, with the fields given by `--set` changed."""
     from unmask import policies
-    from unmask.engine.request import preset_name
+    from unmask.engine.plan import preset_name
 
     return policies.resolve(name, preset_name(llm.spec), parameters=parse_fields(pairs or []))
 
@@ -231,8 +224,6 @@ def for_bench(
     from unmask.bench.workload import Workload
 
     workload = Workload(**{key: value for key, value in sizes.items() if value is not None})
-    if workload.uneven and (policy or pairs):
-        raise UnmaskError("--policy and --set do not go with --uneven, whose rows have a policy of their own")
     how: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize, "seed": workload.seed}
     model = open_model(name, shape=shape, random_weights=random_weights, **how)
     chosen = choose_policy(model, policy or "fixed", pairs) if policy or pairs else None
@@ -289,7 +280,7 @@ def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
         if overlap:
             raise UnmaskError("--trace-overlap needs --trace FILE")
         return False
-    from unmask.engine.figures import Detail
+    from unmask.engine.detail import Detail
 
     return Detail(overlap=overlap)
 

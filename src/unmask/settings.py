@@ -12,7 +12,7 @@ from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
 
-CACHES = ("none", "prefix", "dual")
+CACHES = ("none", "prefix", "dual", "exact")
 MOST_GUIDANCE = 1000  # beyond it, logits overflow
 _LARGEST = sys.float_info.max
 _LEAST_TEMPERATURE = 1e-30  # logits divided by less are no numbers any more
@@ -34,7 +34,10 @@ class Settings:
     top_p: float = _setting(1.0, "Draw from the likeliest tokens that hold this much probability.")
     top_k: int = _setting(0, "Draw from this many likeliest tokens; 0: all.")
     seed: int = _setting(0, "Seed of every draw; each prompt of a batch starts from it.")
-    cache: str = _setting("none", "Keys and values reused between passes: none, prefix or dual.")
+    cache: str | None = _setting(
+        None,
+        "Keys and values reused between passes: none, prefix, dual or exact; default: exact for block-causal models.",
+    )
     refresh: str = _setting(
         "block",
         "When a cache is recomputed: block, blocks:N for every N blocks, or drift:X when states have moved by X.",
@@ -72,7 +75,7 @@ class Settings:
             raise UnmaskError(f"cfg_scale must be in [0, {MOST_GUIDANCE}], got {self.cfg_scale!r:.80}")
         if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
             raise UnmaskError(f"top_p must be in (0, 1], got {self.top_p!r}")
-        if self.cache not in CACHES:
+        if self.cache is not None and self.cache not in CACHES:
             raise UnknownName("cache", str(self.cache), CACHES)
         self._refresh()  # raises on a malformed value
         if not all(isinstance(text, str) and text for text in self.stop):

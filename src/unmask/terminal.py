@@ -310,9 +310,9 @@ def show_step_timings(timings: list[StepTiming]) -> None:
     headings = ("prompt", "batch", "cache", "pass", "ms", "10-90 % ms", *_PARTS, "bound by")
     rows = []
     for timing in timings:
-        request, spread = timing.request, f"{_short(timing.low_ms)}-{_short(timing.high_ms)}"
+        load, spread = timing.load, f"{_short(timing.low_ms)}-{_short(timing.high_ms)}"
         parts = [_short(value) for value in (timing.model_ms, timing.policy_ms, timing.rest_ms, timing.floor_ms)]
-        size = [request.prompt_in_words, str(request.batch), request.cache, timing.kind]
+        size = [load.prompt_in_words, str(load.batch), load.cache, timing.kind]
         rows.append([*size, _short(timing.ms), spread, *parts, timing.bound_by or "", _times(timing.ratio)])
     headings = (*headings, "ms / floor")
     if any(timing.lasting_ratio is not None for timing in timings):
@@ -324,14 +324,14 @@ def show_step_timings(timings: list[StepTiming]) -> None:
 def show_generate_timings(timings: list[GenerateTiming]) -> None:
     """One line for each request."""
     headings = ("passes", "ms", "p99 ms", "tokens/s", "kept/s", "ms/pass", "first ms", *_PARTS, "ms / floor")
-    refreshed = any(timing.request.refresh != "block" for timing in timings)
+    refreshed = any(timing.load.refresh != "block" for timing in timings)
     sizes = ("prompt", "batch", "cache", *(["refresh"] if refreshed else []))
     rows = []
     for timing in timings:
-        request = timing.request
-        size = [request.prompt_in_words, str(request.batch), request.cache]
+        load = timing.load
+        size = [load.prompt_in_words, str(load.batch), load.cache]
         if refreshed:
-            size.append("" if request.cache == "none" else request.refresh)
+            size.append("" if load.cache in ("none", "exact") else load.refresh)
         speed = [1000 * timing.seconds, 1000 * timing.p99_s, timing.tokens_per_s, timing.kept_tokens_per_s]
         speed += [timing.ms_per_pass, timing.first_prefix_ms]
         seconds = (timing.model_s, timing.policy_s, timing.rest_s, timing.floor_s)

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unmask.errors import UnmaskError
+
 if TYPE_CHECKING:
     from unmask.trace.record import Trace
 
@@ -104,6 +106,7 @@ class StepEvent:
     candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
     overlap: list[list[float]] | None = None  # over the positions of `candidates`
     finished: bool = False  # no pass will follow for this row
+    error: UnmaskError | None = None  # why the row could not be decoded to its end; the other rows go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +149,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEvent:
-    """A piece of text that will not change any more; the last event carries the whole output."""
+    """A piece of text that will not change any more; the last event carries the whole output.
+
+    A text that cannot be decoded to its end has no output: its last event's step says why.
+    """
 
     text_delta: str
     step: StepEvent | None = None

@@ -7,12 +7,13 @@ call of the model its rows and how many positions it had to compute.
 from __future__ import annotations
 
 import json
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import unmask
 from goldens.cases import PROMPTS
+from unmask.engine.scheduler import Scheduler
+from unmask.models.base import Capabilities
 
 GOLDENS = Path(__file__).with_name("goldens.json")
 
@@ -20,20 +21,15 @@ GOLDENS = Path(__file__).with_name("goldens.json")
 class Recorder:
     """A model that notes what it is asked to compute."""
 
-    packs = True
-
     def __init__(self, model: Any) -> None:
         self.model, self.spec, self.device, self.dtype = model, model.spec, model.device, model.dtype
         self.calls: list[tuple[int, int]] = []
 
-    def predict(self, tokens: Any, **options: Any) -> Any:
-        queries, lengths = options.get("queries"), options.get("lengths")
-        if queries is not None:
-            positions = int((queries[:, -1] - queries[:, 0] + 1).sum())
-        else:
-            positions = tokens.numel() if lengths is None else int(lengths.sum())
-        self.calls.append((len(tokens), positions))
-        return self.model.predict(tokens, **options)
+    capabilities = Capabilities(attention=True, shadow=True, states=True)
+
+    def predict(self, tokens: Any, *, plan: Any, **options: Any) -> Any:
+        self.calls.append((len(tokens), sum(plan.sizes)))
+        return self.model.predict(tokens, plan=plan, **options)
 
 
 def run(llm: Any, case: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +70,8 @@ def _joining(llm: Any, case: dict[str, Any]) -> dict[str, Any]:
         llm.request(PROMPTS[number % 3][number // 3 :], policy=policy, settings=settings.with_(**own))
         for number, own in enumerate({"seed": seed, "max_tokens": 6 + 4 * (seed % 3)} for seed in range(5))
     ]
-    outputs = {id(request): event.output for request, event in llm.flow(deque(requests), rows=case["rows"])}
+    events = llm.decode(Scheduler(requests, rows=case["rows"]))
+    outputs = {id(request): event.output for request, event in events}
     return _rows([outputs[id(request)] for request in requests])
 
 

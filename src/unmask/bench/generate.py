@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask.bench.measure import now
-from unmask.bench.passes import announce, events_of, floor_of, run_passes
+from unmask.bench.passes import announce, floor_of, run_passes
 from unmask.bench.roofline import Ceilings
 from unmask.bench.subject import Subject, ceilings_of
-from unmask.bench.workload import Request, Workload
-from unmask.cache.kv import StoragePool
+from unmask.bench.workload import Load, Workload
+from unmask.cache.storage import StoragePool
+from unmask.engine.decode import decode
+from unmask.engine.runner import runner_for
+from unmask.engine.scheduler import Scheduler
 from unmask.models.base import MaskedLM
 from unmask.policies import remasks
 
@@ -28,7 +31,7 @@ class GenerateTiming:
     """Requests of one size, decoded as one batch; times are medians over the runs."""
 
     subject: Subject
-    request: Request
+    load: Load
     repeats: int
     forward_passes: int  # of the batch
     seconds: float
@@ -45,12 +48,12 @@ class GenerateTiming:
     @property
     def tokens_per_s(self) -> float:
         """Raw: every decoded position of every row."""
-        return self.request.batch * self.request.max_tokens / self.seconds
+        return self.load.batch * self.load.max_tokens / self.seconds
 
     @property
     def tokens_per_pass(self) -> float:
         """Of the row that takes the most passes."""
-        return self.request.max_tokens / self.forward_passes
+        return self.load.max_tokens / self.forward_passes
 
     @property
     def kept_tokens_per_s(self) -> float:
@@ -70,12 +73,10 @@ class GenerateTiming:
         return None if self.floor_s is None else self.seconds / self.floor_s
 
     def to_dict(self) -> dict[str, Any]:
-        own = [name for name in self.__slots__ if name not in ("subject", "request")]
+        own = [name for name in self.__slots__ if name not in ("subject", "load")]
         derived = ["p50_s", "tokens_per_s", "kept_tokens_per_s", "tokens_per_pass", "ms_per_pass", "ratio"]
         figures = {name: getattr(self, name) for name in own + derived}
-        if self.request.new_lengths:
-            figures["shortest_prompt"] = self.request.run(self.repeats).prompt_tokens
-        return self.subject.to_dict() | self.request.to_dict() | figures
+        return self.subject.to_dict() | self.load.to_dict() | figures
 
 
 def bench_generate(
@@ -85,28 +86,29 @@ def bench_generate(
     ceilings: Ceilings | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> list[GenerateTiming]:
-    """A timing for each request; one run of each is not counted."""
-    requests = workload.requests(model)
+    """A timing for each load; one run of each is not counted."""
+    loads = workload.loads(model)
     ceilings = ceilings or ceilings_of(model)
     subject = Subject.of(model, ceilings)
     timings = []
-    for number, request in enumerate(requests, 1):
+    for number, load in enumerate(loads, 1):
         if on_progress is not None:
-            on_progress(f"measuring {number} of {len(requests)}: {request.in_words()}")
-        timings.append(_measure(model, request, workload.repeats, subject, ceilings))
+            on_progress(f"measuring {number} of {len(loads)}: {load.in_words()}")
+        timings.append(_measure(model, load, workload.repeats, subject, ceilings))
     return timings
 
 
-def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, ceilings: Ceilings) -> GenerateTiming:
+def _measure(model: MaskedLM, load: Load, repeats: int, subject: Subject, ceilings: Ceilings) -> GenerateTiming:
     pool = StoragePool()
-    announce(model, request)
-    runs = [_run(model, request.run(number), pool) for number in range(repeats + 1)][1:]
+    announce(model, load)
+    runs = [_run(model, load, pool) for _ in range(repeats + 1)][1:]
     seconds = sorted(whole for whole, *_ in runs)
-    passes = list(run_passes(model, request, pool, clocked=True))
+    passes = list(run_passes(model, load, pool, timed=True))
     floors = [floor.seconds for found in passes if (floor := floor_of(model, found, ceilings)) is not None]
+    timings = [found.timing for found in passes if found.timing is not None]
     return GenerateTiming(
         subject=subject,
-        request=request,
+        load=load,
         repeats=repeats,
         forward_passes=len(passes),
         seconds=statistics.median(seconds),
@@ -115,20 +117,21 @@ def _measure(model: MaskedLM, request: Request, repeats: int, subject: Subject, 
         p99_s=seconds[math.ceil(0.99 * repeats) - 1],
         kept_tokens=statistics.median_low(kept for *_, kept in runs),
         first_prefix_ms=1000.0 * statistics.median(first for _, first, _ in runs),
-        model_s=sum(found.model_s for found in passes),
-        policy_s=sum(found.policy_s for found in passes),
-        rest_s=sum(found.rest_s for found in passes),
+        model_s=sum(timing.model_s for timing in timings),
+        policy_s=sum(timing.policy_s for timing in timings),
+        rest_s=sum(timing.rest_s for timing in timings),
         floor_s=sum(floors) if floors else None,
     )
 
 
-def _run(model: MaskedLM, request: Request, pool: StoragePool) -> tuple[float, float, int]:
+def _run(model: MaskedLM, load: Load, pool: StoragePool) -> tuple[float, float, int]:
     """Seconds until the end, and until every row has committed the beginning of its text; and tokens that are kept."""
-    canvases = request.canvases(model.spec)
+    requests = load.requests(model)
+    canvases = [request.canvas for request in requests]
     waiting, first = set(range(len(canvases))), 0.0
-    whole_blocks = remasks(request.policy)
+    whole_blocks = remasks(load.policy)
     began = now(model.device)
-    for event in events_of(model, canvases, request, pool):
+    for event in decode(Scheduler(requests, rows=len(requests)), runner_for(model, pool)):
         if event.row in waiting and canvases[event.row].prefix(whole_blocks=whole_blocks):
             waiting.discard(event.row)
             # Its tokens have been read by the host: there is nothing to wait for.

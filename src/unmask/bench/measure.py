@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from unmask.device import wait_for
 from unmask.errors import OutOfMemory
 from unmask.models.memory import free_memory
 
@@ -63,7 +64,7 @@ def copies_beyond_cache(tensor: torch.Tensor) -> int:
 
 def now(device: torch.device) -> float:
     """The time in seconds when everything asked of the device so far is done."""
-    _synchronize(device)
+    wait_for(device)
     return time.perf_counter()
 
 
@@ -76,7 +77,7 @@ def extra_memory_mib(call: Callable[[], Any], *, device: torch.device) -> float 
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
-        _synchronize(device)
+        wait_for(device)
         return (torch.cuda.max_memory_allocated(device) - before) / _MIB
     if device.type != "cpu" or sys.platform != "linux":
         return None
@@ -104,8 +105,3 @@ def _resident_kib(name: str) -> int:
         if line.startswith(name):
             return int(line.split()[1])
     raise OSError(f"/proc/self/status has no {name}")
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -8,86 +8,105 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from unmask.bench.measure import now
-from unmask.bench.roofline import Call, Ceilings, Floor, floor
-from unmask.bench.workload import Request
-from unmask.cache.kv import StoragePool
-from unmask.engine import reuse
-from unmask.engine.canvas import Canvas
-from unmask.engine.clock import Clock
+from unmask.bench.roofline import Ceilings, Floor, ModelCall, floor
+from unmask.bench.workload import Load
+from unmask.cache.storage import StoragePool
+from unmask.device import fast_module
+from unmask.engine.batch import Call
 from unmask.engine.decode import decode
-from unmask.engine.request import quantization_of
-from unmask.models.base import MaskedLM, expect, packs
+from unmask.engine.forward import Pass
+from unmask.engine.plan import quantization_of
+from unmask.engine.runner import Runner, runner_for
+from unmask.engine.scheduler import Scheduler
+from unmask.engine.timed import TimedRunner
+from unmask.models.base import MaskedLM
 from unmask.models.transformer import Transformer
-from unmask.settings import Settings
-from unmask.types import StepEvent
+from unmask.types import Timing
 
-KINDS = {"none": "whole canvas", "prefix": "block and suffix", "dual": "block only"}
+KINDS = {"none": "whole canvas", "prefix": "block and suffix", "dual": "block only", "exact": "block only"}
 REFRESH = "refresh"
 MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """One forward pass over the live rows; where its time went is 0 unless it was asked for."""
+class MeasuredPass:
+    """One forward pass over the live rows."""
 
     kind: str
     blocks: frozenset[int]  # in which the rows are; one when they go in step
     ahead: int  # the earliest block that is not complete after it
-    calls: tuple[Call, ...]  # of the model: two when some rows refresh and others do not, and it does not pack them
+    calls: tuple[ModelCall, ...]
     seconds: float
-    model_s: float = 0.0
-    policy_s: float = 0.0
-
-    @property
-    def rest_s(self) -> float:
-        return self.seconds - self.model_s - self.policy_s
+    timing: Timing | None = None  # where they went, if that was asked for
 
 
-def events_of(
-    model: MaskedLM, canvases: list[Canvas], request: Request, pool: StoragePool, clock: Clock | None = None
-) -> Iterator[StepEvent]:
-    """What the engine's loop tells while it fills the canvases; what it captures stays in `pool` for the next time."""
-    return decode(model, canvases, request.policy, request.settings, clock=clock, pool=pool)
+class Watched:
+    """A runner that notes the size of every model call of a pass."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.calls: list[ModelCall] = []
+        self.kinds: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def forward(self, call: Call) -> Pass:
+        done = self.runner.forward(call)
+        plan, predicted = done.plan, done.window.at.shape[1]
+        self.calls.append(ModelCall(positions=tuple(plan.sizes), keys=tuple(plan.seen), predicted=predicted))
+        # The first pass over a block of an exact cache stores the block before it, as a refresh does.
+        stores = [row.refresh or (call.kind.cache == "exact" and row.span[0] < block[0])
+                  for row, block in zip(plan.rows, done.window.blocks, strict=True)]  # fmt: skip
+        self.kinds |= {REFRESH if stored else KINDS[call.kind.cache] for stored in stores}
+        return done
+
+    def take(self) -> tuple[str, tuple[ModelCall, ...]]:
+        """The kind and the calls of the pass that is over."""
+        kind, calls = self.kinds.pop() if len(self.kinds) == 1 else MIXED, tuple(self.calls)
+        self.calls, self.kinds = [], set()
+        return kind, calls
 
 
-def announce(model: MaskedLM, request: Request) -> None:
-    """Have the model plan for a request that comes again and again, if its prompts are all of one length."""
-    if len(set(request.prompt_lengths)) == 1 and not request.new_lengths:
-        expect(model, request.batch, request.prompt_tokens + request.max_tokens)
+def announce(model: MaskedLM, load: Load) -> None:
+    """Announce the shape of a load that comes again and again, if its prompts are all of one length."""
+    kernels = fast_module("unmask.models.kernels.passes", model.device)
+    if kernels is not None and len(set(load.prompt_lengths)) == 1:
+        kernels.announce(model, load.batch, load.prompt_tokens + load.max_tokens)
 
 
-def run_passes(model: MaskedLM, request: Request, pool: StoragePool, *, clocked: bool) -> Iterator[Pass]:
+def run_passes(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -> Iterator[MeasuredPass]:
     """Decode, and tell of every pass when it is over; the first includes setting up the loop."""
-    canvases = request.canvases(model.spec)
-    clock = Clock(model.device, len(canvases))
-    events = events_of(model, canvases, request, pool, clock if clocked else None)
+    requests = load.requests(model)
+    canvases = [request.canvas for request in requests]
+    clock = TimedRunner(model, pool) if timed else None
+    watched = Watched(clock or runner_for(model, pool))
+    events = decode(Scheduler(requests, rows=len(requests)), watched)  # ty: ignore[invalid-argument-type]
     # The loop tells of a pass when the host has read its tokens. By then the next one may be under way on the device:
     # to wait for that, too, would count it twice.
     ended = now(model.device)
     while live := [canvas for canvas in canvases if not canvas.finished]:
-        blocks = frozenset(canvas.block_index for canvas in live)
-        kind, calls = _size_of(live, request.settings, shifted=model.spec.shifted, at_once=packs(model))
-        model_s, policy_s = sum(clock.model), sum(clock.policy)
-        began = ended
+        blocks, began = frozenset(canvas.block_index for canvas in live), ended
         for _ in live:
             next(events)
         ended = time.perf_counter()
-        yield Pass(
+        kind, calls = watched.take()
+        yield MeasuredPass(
             kind=kind,
             blocks=blocks,
             ahead=min(canvas.block_index for canvas in canvases),
             calls=calls,
             seconds=ended - began,
-            model_s=sum(clock.model) - model_s,
-            policy_s=sum(clock.policy) - policy_s,
+            timing=None if clock is None else clock.last,
         )
 
 
-def watched_runs(device: torch.device, repeats: int) -> list[bool]:
+def timed_runs(device: torch.device, repeats: int) -> list[bool]:
     """For each run, whether the clock looks into its passes.
 
     Reading the clock makes the host wait for the device, so times of whole passes come from runs without it. A CPU has
@@ -96,7 +115,7 @@ def watched_runs(device: torch.device, repeats: int) -> list[bool]:
     return [True] * repeats if device.type == "cpu" else [False] * repeats + [True] * repeats
 
 
-def floor_of(model: MaskedLM, found: Pass, ceilings: Ceilings) -> Floor | None:
+def floor_of(model: MaskedLM, found: MeasuredPass, ceilings: Ceilings) -> Floor | None:
     """The floor of a pass's forwards; None for a model that is not a transformer of ours.
 
     What a policy asks for beyond the logits of its block (attention maps, say) is not counted.
@@ -105,28 +124,3 @@ def floor_of(model: MaskedLM, found: Pass, ceilings: Ceilings) -> Floor | None:
         return None
     quantized = quantization_of(model) is not None
     return floor(model.shape, found.calls, model.dtype.itemsize, ceilings, quantized=quantized)
-
-
-def _size_of(live: list[Canvas], settings: Settings, *, shifted: bool, at_once: bool) -> tuple[str, tuple[Call, ...]]:
-    """What the next pass over these canvases asks of the model."""
-    widest = max(end - start for start, end in (canvas.block for canvas in live))
-    computed: dict[bool, list[int]] = {True: [], False: []}  # of rows that refresh, and of the others
-    seen: dict[bool, list[int]] = {True: [], False: []}
-    for canvas in live:
-        start, end = 0, len(canvas.tokens)
-        refreshes = reuse.is_refresh(canvas, settings)
-        if not refreshes:
-            begins = canvas.block_step == 0
-            start, end = reuse.recomputed_span(canvas, settings, shifted=shifted, begins=begins)
-        computed[refreshes].append(end - start)
-        seen[refreshes].append(len(canvas.tokens))
-    calls = [
-        Call(positions=tuple(computed[kind]), keys=tuple(seen[kind]), predicted=widest)
-        for kind in computed
-        if computed[kind]
-    ]
-    if len(calls) == 1:
-        return REFRESH if computed[True] and settings.cache != "none" else KINDS[settings.cache], tuple(calls)
-    first, second = calls
-    both = Call(positions=first.positions + second.positions, keys=first.keys + second.keys, predicted=widest)
-    return MIXED, (both,) if at_once else (first, second)

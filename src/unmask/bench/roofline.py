@@ -38,7 +38,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ModelCall:
     """The size of one call of the model: a number for each row, and one for all."""
 
     positions: tuple[int, ...]  # computed
@@ -96,7 +96,7 @@ def measure_ceilings(
     )
 
 
-def operations(shape: TransformerShape, call: Call, itemsize: int, *, quantized: bool = False) -> list[Operation]:
+def operations(shape: TransformerShape, call: ModelCall, itemsize: int, *, quantized: bool = False) -> list[Operation]:
     """The operations of one call, each summed over the layers; `quantized`: the weights of the layers have 8 bits."""
     tokens, queries = sum(call.positions), shape.n_heads * shape.head_width
     pairs = sum(positions * keys for positions, keys in zip(call.positions, call.keys, strict=True))
@@ -119,7 +119,7 @@ def operations(shape: TransformerShape, call: Call, itemsize: int, *, quantized:
 
 
 def floor(
-    shape: TransformerShape, calls: Sequence[Call], itemsize: int, ceilings: Ceilings, *, quantized: bool = False
+    shape: TransformerShape, calls: Sequence[ModelCall], itemsize: int, ceilings: Ceilings, *, quantized: bool = False
 ) -> Floor:
     """The least that these calls, one after the other, can take with numbers of `itemsize` bytes."""
     found = [operation for call in calls for operation in operations(shape, call, itemsize, quantized=quantized)]

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.bench.passes import KINDS, REFRESH, Pass, announce, floor_of, run_passes, watched_runs
+from unmask.bench.passes import KINDS, REFRESH, MeasuredPass, announce, floor_of, run_passes, timed_runs
 from unmask.bench.roofline import Ceilings
 from unmask.bench.subject import Subject, ceilings_of
-from unmask.bench.workload import Request, Workload
-from unmask.cache.kv import StoragePool
+from unmask.bench.workload import Load, Workload
+from unmask.cache.storage import StoragePool
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM
 
@@ -27,7 +27,7 @@ class StepTiming:
     """One kind of pass at one size; times are medians, in milliseconds."""
 
     subject: Subject
-    request: Request
+    load: Load
     kind: str  # whole canvas, refresh, block and suffix, block only
     positions: int  # computed in each row
     passes: int  # measured
@@ -50,9 +50,9 @@ class StepTiming:
         return None if self.lasting_floor_ms is None else self.ms / self.lasting_floor_ms
 
     def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("subject", "request")}
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("subject", "load")}
         ratios = {"ratio": self.ratio, "lasting_ratio": self.lasting_ratio}
-        return self.subject.to_dict() | self.request.to_dict() | own | ratios
+        return self.subject.to_dict() | self.load.to_dict() | own | ratios
 
 
 def bench_step(
@@ -63,29 +63,29 @@ def bench_step(
     on_progress: Callable[[str], None] | None = None,
 ) -> list[StepTiming]:
     """A timing for each kind of pass of each request; one run of each request is not counted."""
-    if workload.max_tokens < 2 * workload.block_size:
-        short = f"max_tokens={workload.max_tokens} is less than two blocks of {workload.block_size}"
-        raise UnmaskError(f"steps are measured in the second block, but {short}")
     if others := [refresh for refresh in workload.refreshes if refresh != "block"]:
         raise UnmaskError(f"steps are measured with refresh='block', got {others[0]!r}")
-    requests = workload.requests(model)
+    loads = workload.loads(model)
+    if short := [load for load in loads if load.max_tokens < 2 * load.block_size]:
+        blocks = f"max_tokens={workload.max_tokens} is less than two blocks of {short[0].block_size}"
+        raise UnmaskError(f"steps are measured in the second block, but {blocks}")
     ceilings = ceilings or ceilings_of(model)
     subject = Subject.of(model, ceilings)
     timings = []
-    for number, request in enumerate(requests, 1):
+    for number, load in enumerate(loads, 1):
         if on_progress is not None:
-            on_progress(f"measuring {number} of {len(requests)}: {request.in_words()}")
-        found = list(_measure(model, request, workload.repeats, subject, ceilings))
+            on_progress(f"measuring {number} of {len(loads)}: {load.in_words()}")
+        found = list(_measure(model, load, workload.repeats, subject, ceilings))
         if not found:
-            raise WorkFailed(f"{request.in_words()}: no pass had every row in the second block; use batch 1")
+            raise WorkFailed(f"{load.in_words()}: no pass had every row in the second block; use batch 1")
         timings += found
     return timings
 
 
 def missing_passes(timings: Sequence[StepTiming]) -> list[str]:
     """A line for each kind of pass that a request might have had in its second block, and had not."""
-    found = {(timing.request.in_words(), timing.kind) for timing in timings}
-    asked = {timing.request.in_words(): timing.request.cache for timing in timings}
+    found = {(timing.load.in_words(), timing.kind) for timing in timings}
+    asked = {timing.load.in_words(): timing.load.cache for timing in timings}
     return [
         f"{request}: no pass of the kind {kind!r} occurred in the second block, so none is shown"
         for request, cache in asked.items()
@@ -98,20 +98,19 @@ def _kinds(cache: str) -> tuple[str, ...]:
     return (KINDS[cache],) if cache == "none" else (REFRESH, KINDS[cache])
 
 
-def _measure(
-    model: MaskedLM, request: Request, repeats: int, subject: Subject, ceilings: Ceilings
-) -> Iterator[StepTiming]:
+def _measure(model: MaskedLM, load: Load, repeats: int, subject: Subject, ceilings: Ceilings) -> Iterator[StepTiming]:
     pool = StoragePool()
-    announce(model, request)
-    _second_block(model, request, pool, clocked=False)
-    runs = [_second_block(model, request, pool, clocked=clocked) for clocked in watched_runs(model.device, repeats)]
+    announce(model, load)
+    _second_block(model, load, pool, timed=False)
+    runs = [_second_block(model, load, pool, timed=timed) for timed in timed_runs(model.device, repeats)]
     whole = [found for run in runs[:repeats] for found in run]
     split = [found for run in runs[-repeats:] for found in run]
-    for kind in _kinds(request.cache):
+    for kind in _kinds(load.cache):
         times = sorted(1000.0 * found.seconds for found in whole if found.kind == kind)
         looked_into = [found for found in split if found.kind == kind]
         if not times or not looked_into:
             continue
+        timings = [found.timing for found in looked_into if found.timing is not None]
         call = looked_into[0].calls[0]
         floor, lasting = (
             None if given is None else floor_of(model, looked_into[0], given)
@@ -119,25 +118,25 @@ def _measure(
         )
         yield StepTiming(
             subject=subject,
-            request=request,
+            load=load,
             kind=kind,
             positions=max(call.positions),
             passes=len(times),
             ms=statistics.median(times),
             low_ms=times[len(times) // 10],
             high_ms=times[-1 - len(times) // 10],
-            model_ms=_median_ms([found.model_s for found in looked_into]),
-            policy_ms=_median_ms([found.policy_s for found in looked_into]),
-            rest_ms=_median_ms([found.rest_s for found in looked_into]),
+            model_ms=_median_ms([timing.model_s for timing in timings]),
+            policy_ms=_median_ms([timing.policy_s for timing in timings]),
+            rest_ms=_median_ms([timing.rest_s for timing in timings]),
             floor_ms=None if floor is None else 1000.0 * floor.seconds,
             lasting_floor_ms=None if lasting is None else 1000.0 * lasting.seconds,
             bound_by=None if floor is None else floor.bound_by,
         )
 
 
-def _second_block(model: MaskedLM, request: Request, pool: StoragePool, *, clocked: bool) -> list[Pass]:
+def _second_block(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -> list[MeasuredPass]:
     passes = []
-    for found in run_passes(model, request, pool, clocked=clocked):
+    for found in run_passes(model, load, pool, timed=timed):
         if found.blocks == {_BLOCK}:
             passes.append(found)
         if found.ahead > _BLOCK:

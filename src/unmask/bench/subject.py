@@ -11,7 +11,7 @@ import torch
 
 from unmask import __version__
 from unmask.bench.roofline import Ceilings, measure_ceilings
-from unmask.engine.request import quantization_of
+from unmask.engine.plan import quantization_of
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM
 from unmask.models.config import Config

@@ -6,28 +6,27 @@ What the rows say is of no interest, so that a checkpoint is needed no more than
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from unmask.bench.measure import check_room
 from unmask.engine.canvas import Canvas
-from unmask.engine.request import WITHOUT_CACHE, check_compatible
+from unmask.engine.plan import WITHOUT_CACHE, Plan, plan
+from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec
 from unmask.models.transformer import Transformer
 from unmask.policies import Fixed, Policy, describe, needs_of
-from unmask.policies.uneven import Uneven
-from unmask.settings import CACHES, Settings
+from unmask.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is decoded: `batch` random prompts, each continued by `max_tokens`.
+class Load:
+    """`batch` random prompts, each continued by `max_tokens`.
 
-    They are of one length, or, with `shortest_prompt`, of lengths evenly spread from that one to `prompt_tokens`. With
-    `new_lengths` every run has shorter ones than the run before, of lengths that no run has had.
+    They are of one length, or, with `shortest_prompt`, of lengths evenly spread from that one to `prompt_tokens`.
     """
 
     policy: Policy
@@ -39,8 +38,6 @@ class Request:
     refresh: str = "block"
     seed: int = 0
     shortest_prompt: int | None = None
-    new_lengths: bool = False
-    settings: Settings = field(init=False)
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "batch"):
@@ -50,29 +47,33 @@ class Request:
             raise UnmaskError(
                 f"the shortest prompt must have 1 to {self.prompt_tokens} tokens, got {self.shortest_prompt}"
             )
-        if self.new_lengths and self.shortest_prompt is not None:
-            raise UnmaskError("with new lengths, prompts of a batch are all alike: leave out the shortest one")
-        settings = Settings(
-            max_tokens=self.max_tokens,
-            block_size=self.block_size,
-            cache=self.cache,
-            refresh=self.refresh,
-            seed=self.seed,
-        )
-        object.__setattr__(self, "settings", settings)
 
-    def check(self, model: MaskedLM) -> None:
-        """Refuse, in one line, what the model cannot decode."""
-        length = self.prompt_tokens + self.max_tokens
-        if length > model.spec.max_length:
+    def plan(self, model: MaskedLM) -> Plan:
+        """How it is decoded; refuses, in one line, what the model cannot decode."""
+        names = ("max_tokens", "block_size", "cache", "refresh", "seed")
+        made = plan(model, self.policy, Settings(**{name: getattr(self, name) for name in names}))
+        if self.prompt_tokens + self.max_tokens > model.spec.max_length:
             most = f"the {model.spec.max_length} positions of {model.spec.name}"
             raise UnmaskError(
                 f"{self.prompt_tokens} prompt tokens and {self.max_tokens} to generate are more than {most}"
             )
-        check_compatible(self.policy, model, self.settings)
         if model.device.type == "cpu":  # a GPU that is full raises an error; here the kernel would kill the process
             room = {"what": self.in_words(), "instead": "use a smaller batch or fewer tokens"}
             check_room(self._least_bytes(model), model.device, **room)
+        return made
+
+    def requests(self, model: MaskedLM) -> list[Request]:
+        """Fresh ones, the same each time."""
+        made = self.plan(model)
+        return [Request(canvas=canvas, plan=made) for canvas in self._canvases(model.spec)]
+
+    def _canvases(self, spec: ModelSpec) -> list[Canvas]:
+        generator = torch.Generator().manual_seed(self.seed)
+        ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
+        ids += ids >= spec.mask_id
+        sizes: dict[str, Any] = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
+        prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
+        return [Canvas.continuing(prompt, self.max_tokens, aligned=spec.causal, **sizes) for prompt in prompts]
 
     def _least_bytes(self, model: MaskedLM) -> int:
         """What a pass over whole canvases holds at once: states of a layer or logits, and what a cache stores."""
@@ -85,28 +86,6 @@ class Request:
         stored = 0 if self.cache == "none" else 2 * shape.n_layers * shape.n_kv_heads * shape.head_width * length
         return model.dtype.itemsize * self.batch * (max(states, predicted * vocabulary) + stored)
 
-    def run(self, number: int) -> Request:
-        """What the run of that number decodes; the first is 0."""
-        if not self.new_lengths:
-            return self
-        if number >= self.prompt_tokens:
-            raise UnmaskError(f"prompts of {self.prompt_tokens} tokens cannot be {number} tokens shorter")
-        return replace(self, prompt_tokens=self.prompt_tokens - number)
-
-    def canvases(self, spec: ModelSpec) -> list[Canvas]:
-        """Fresh ones, the same each time."""
-        generator = torch.Generator().manual_seed(self.seed)
-        ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
-        ids += ids >= spec.mask_id
-        sizes: dict[str, Any] = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
-        prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
-        return [Canvas.continuing(prompt, self.max_tokens, **sizes) for prompt in prompts]
-
-    @property
-    def uneven(self) -> bool:
-        """Whether rows go at paces of their own."""
-        return isinstance(self.policy, Uneven)
-
     @property
     def prompt_lengths(self) -> list[int]:
         """Of every row, the longest first."""
@@ -115,8 +94,6 @@ class Request:
 
     @property
     def prompt_in_words(self) -> str:
-        if self.new_lengths:
-            return f"below {self.prompt_tokens}"
         shortest = self.prompt_lengths[-1]
         return str(shortest) if shortest == self.prompt_tokens else f"{shortest}-{self.prompt_tokens}"
 
@@ -125,73 +102,65 @@ class Request:
         return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed", "new_lengths")
-        own = {name: getattr(self, name) for name in (*names, "uneven")} | {"shortest_prompt": self.prompt_lengths[-1]}
-        return {"policy": None if self.uneven else describe(self.policy)} | own
+        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
+        own = {name: getattr(self, name) for name in names} | {"shortest_prompt": self.prompt_lengths[-1]}
+        return {"policy": describe(self.policy)} | own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The requests of a measurement."""
+    """The loads of a measurement."""
 
-    policy: Policy | None = None  # default: see default_policy, or Uneven
+    policy: Policy | None = None  # default: see default_policy
     prompt_tokens: Sequence[int] = (256,)
     batches: Sequence[int] = (1,)
-    caches: Sequence[str] | None = None  # default: those that the policy can use
+    caches: Sequence[str] | None = None  # default: those that the policy and the model can use
     refreshes: Sequence[str] = ("block",)
     max_tokens: int = 256
-    block_size: int = 32
+    block_size: int | None = None  # default: the model's own, if its blocks are part of it, else 32
     repeats: int = 3
     seed: int = 0
     shortest_prompt: int | None = None
-    uneven: bool = False  # rows at paces of their own, by the policy Uneven
-    new_lengths: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UnmaskError(f"repeats must be at least 1, got {self.repeats}")
-        if self.uneven and self.policy is not None:
-            raise UnmaskError("uneven rows have a policy of their own: leave out the other one")
-        if self.uneven and self.new_lengths:
-            raise UnmaskError("--uneven and --new-lengths exclude each other: prompts of new lengths are all alike")
         for refresh in self.refreshes:
             Settings(refresh=refresh)
-        for request in self._combinations():  # raises what is wrong before a model is opened for it
-            request.run(self.repeats)
+        self._combinations(32, ("none",))  # raises what is wrong before a model is opened for it
 
-    def requests(self, model: MaskedLM) -> list[Request]:
+    def loads(self, model: MaskedLM) -> list[Load]:
         """Every combination, if the model can decode it."""
-        found = self._combinations()
-        for request in found:
-            request.check(model)
+        own = model.spec.block_size if model.spec.causal else None
+        found = self._combinations(self.block_size or own or 32, ("none", "exact") if model.spec.causal else _BOTH_WAYS)
+        for load in found:
+            load.plan(model)
         return found
 
-    def _shortest(self, prompt: int, batch: int) -> int | None:
-        """Uneven rows are one token apart unless somebody says otherwise."""
-        return max(1, prompt - batch + 1) if self.uneven and self.shortest_prompt is None else self.shortest_prompt
-
-    def _combinations(self) -> list[Request]:
+    def _combinations(self, block_size: int, caches: Sequence[str]) -> list[Load]:
         """Without a cache there is nothing to refresh: it is measured once."""
-        policy = self.policy or (Uneven() if self.uneven else default_policy(self.block_size))
-        caches = self.caches or (("none",) if needs_of(policy) & WITHOUT_CACHE else CACHES)
+        policy = self.policy or default_policy(block_size)
+        caches = self.caches or (("none",) if needs_of(policy) & WITHOUT_CACHE else caches)
         return [
-            Request(
+            Load(
                 policy=policy,
                 prompt_tokens=prompt,
                 max_tokens=self.max_tokens,
-                block_size=self.block_size,
+                block_size=block_size,
                 batch=batch,
                 cache=cache,
                 refresh=refresh,
                 seed=self.seed,
-                shortest_prompt=self._shortest(prompt, batch),
-                new_lengths=self.new_lengths,
+                shortest_prompt=self.shortest_prompt,
             )
             for prompt in self.prompt_tokens
             for batch in self.batches
             for cache in caches
-            for refresh in (("block",) if cache == "none" else self.refreshes)
+            for refresh in (("block",) if cache in ("none", "exact") else self.refreshes)
         ]
+
+
+_BOTH_WAYS = ("none", "prefix", "dual")
 
 
 def default_policy(block_size: int) -> Policy:

@@ -1,6 +1,6 @@
-"""One row of a generation: its tokens, which of them are open, and the blocks in which they are filled.
+"""One row of a generation on the host: its tokens, which of them are open, and the blocks in which they are filled.
 
-Lives on the host and deals in token ids only; the loop keeps a copy of the tokens on the device.
+Deals in token ids only; the batch keeps a copy of the tokens on the device.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unmask.cache.base import Span
 from unmask.errors import UnmaskError
 
 
@@ -19,23 +20,22 @@ class Canvas:
     mask_id: int
     block_size: int
     seed: int = 0
+    aligned: bool = False  # blocks are counted from position 0, not from the first mask
     holes: tuple[int, ...] = field(init=False)  # positions that were masks at the start
-    blocks: list[tuple[int, int]] = field(init=False)  # half-open, only those with a hole
+    blocks: list[Span] = field(init=False)  # only those with a hole
     step_map: dict[int, int] = field(init=False, default_factory=dict)  # position -> forward pass that committed it
     passes: int = field(init=False, default=0)
     block_index: int = field(init=False, default=0)
     block_step: int = field(init=False, default=0)  # passes already spent on the current block
-    abandoned: bool = field(init=False, default=False)  # nobody waits for it: ended after the pass that is under way
     stale: bool = field(init=False, default=True)  # what a cache holds of it is missing, or has drifted too far
 
     def __post_init__(self) -> None:
         self.holes = tuple(position for position, token in enumerate(self.tokens) if token == self.mask_id)
         if not self.holes:
             raise UnmaskError("there is nothing to fill: the sequence has no mask")
-        spans = (
-            (s, min(s + self.block_size, self.holes[-1] + 1))
-            for s in range(self.holes[0], self.holes[-1] + 1, self.block_size)
-        )
+        first, end = self.holes[0], self.holes[-1] + 1
+        first = first // self.block_size * self.block_size if self.aligned else first
+        spans = ((start, min(start + self.block_size, end)) for start in range(first, end, self.block_size))
         self.blocks = [span for span in spans if self.is_open(span)]
 
     @classmethod
@@ -47,15 +47,29 @@ class Canvas:
         mask_id: int,
         block_size: int,
         seed: int = 0,
+        aligned: bool = False,
         suffix: Sequence[int] = (),
     ) -> Canvas:
         """The prompt followed by `max_tokens` masks, and these by the suffix."""
         tokens = [*prompt, *[mask_id] * max_tokens, *suffix]
-        return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed)
+        return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed, aligned=aligned)
 
     @property
-    def block(self) -> tuple[int, int]:
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def block(self) -> Span:
         return self.blocks[self.block_index]
+
+    @property
+    def block_before(self) -> Span | None:
+        return self.blocks[self.block_index - 1] if self.block_index > 0 else None
+
+    @property
+    def begins_open(self) -> bool:
+        """Whether the block's first position is still a mask."""
+        return self.tokens[self.block[0]] == self.mask_id
 
     @property
     def finished(self) -> bool:
@@ -71,7 +85,7 @@ class Canvas:
         """The tokens now standing in the holes, masks included."""
         return [self.tokens[position] for position in self.holes]
 
-    def is_open(self, span: tuple[int, int]) -> bool:
+    def is_open(self, span: Span) -> bool:
         return self.mask_id in self.tokens[slice(*span)]
 
     def open_in_block(self) -> int:

@@ -1,35 +1,33 @@
 """Text in, text out: what `unmask.load` returns.
 
-Turns prompts into canvases, runs the loop and reads the result back as text. All decoding decisions are the loop's
-and the policy's; everything here is about names, defaults and where a text ends.
+Turns prompts into requests, gives them to the loop and reads the results back as text. All decoding decisions are the
+loop's and the policy's; everything here is about names, defaults and what callers hear.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.cache.kv import StoragePool
+from unmask.cache.storage import StoragePool
+from unmask.device import fast_module
 from unmask.engine.canvas import Canvas
-from unmask.engine.clock import Clock
-from unmask.engine.decode import Arrivals, decode
-from unmask.engine.figures import Detail
-from unmask.engine.flow import Request, flow
+from unmask.engine.decode import decode
+from unmask.engine.detail import Detail
 from unmask.engine.likelihood import loglikelihood
-from unmask.engine.output import continued, filled, is_complete
-from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, token_list, token_rows
-from unmask.engine.request import Plan, check_compatible, plan, quantization_of
-from unmask.engine.warmup import rehearsals
-from unmask.errors import UnmaskError
-from unmask.models.base import LoadedModel, expect
+from unmask.engine.plan import Plan, plan, quantization_of
+from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, encode_prompt, token_rows
+from unmask.engine.runner import Runner, runner_for
+from unmask.engine.scheduler import Request, Scheduler
+from unmask.engine.timed import TimedRunner
+from unmask.errors import UnmaskError, WorkFailed
+from unmask.models.base import LoadedModel
 from unmask.policies import Policy
 from unmask.settings import Settings
 from unmask.trace.record import Trace
@@ -73,19 +71,15 @@ class Generator:
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
-        """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts."""
+        """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts.
+
+        `batch_size` prompts are decoded at a time. `trace` records every pass, `timed` where the time goes. `on_step`
+        is called with every event, its row the number of the prompt; `on_output` with every output, in their order.
+        """
         prompts, single = as_batch(prompt)
-        outputs = self._continue(
-            [self._encode(p) for p in prompts],
-            policy,
-            settings,
-            shorthand,
-            trace,
-            batch_size,
-            timed,
-            on_step,
-            on_output,
-        )
+        job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
+        requests = [self._continuing(self._encode(p), job, detail) for p in prompts]
+        outputs = self._run(requests, batch_size, timed, on_step, on_output)
         return outputs[0] if single else outputs
 
     @overload
@@ -107,10 +101,14 @@ class Generator:
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
-        """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list."""
+        """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list.
+
+        Options are those of `generate`.
+        """
         conversations, single = as_conversations(messages)
-        ids = [self.codec.chat(conversation) for conversation in conversations]
-        outputs = self._continue(ids, policy, settings, shorthand, trace, batch_size, timed, on_step, on_output)
+        job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
+        requests = [self._continuing(self.codec.chat(one), job, detail) for one in conversations]
+        outputs = self._run(requests, batch_size, timed, on_step, on_output)
         return outputs[0] if single else outputs
 
     @overload
@@ -132,22 +130,17 @@ class Generator:
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
-        """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled."""
+        """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled.
+
+        Options are those of `generate`.
+        """
         texts, single = as_batch(text)
         for name in ("max_tokens", "stop", "stop_token_ids"):
             if shorthand.get(name) or (settings is not None and getattr(settings, name)):
                 raise UnmaskError(f"infill fills the masks that are there: {name} does not apply")
-        job = plan(self.spec, policy, settings, shorthand)
-        canvases = []
-        for item in texts:
-            ids = self._encode(item, special=False)
-            if self.spec.mask_id not in ids:
-                mask = self.codec.token_text(self.spec.mask_id)
-                raise UnmaskError(f"the text has no mask to fill; write {mask} for each token that is missing")
-            self._check_length(len(ids), 0)
-            canvas = Canvas(tokens=ids, mask_id=self.spec.mask_id, block_size=job.block_size, seed=job.settings.seed)
-            canvases.append(canvas)
-        outputs = self._run(canvases, job, trace, batch_size, timed, on_step, on_output, self._filled)
+        job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
+        requests = [self._infilling(self._encode(one, special=False), job, detail) for one in texts]
+        outputs = self._run(requests, batch_size, timed, on_step, on_output)
         return outputs[0] if single else outputs
 
     def stream(
@@ -163,7 +156,7 @@ class Generator:
         The pieces add up to the text of the last event's output.
         """
         request = self.request(prompt, policy=policy, settings=settings, **shorthand)
-        return (request.heard(step) for step in self._decode([request.canvas], request.plan))
+        return (event for _, event in self._heard(Scheduler([request], rows=1)))
 
     async def astream(
         self,
@@ -197,26 +190,27 @@ class Generator:
         settings: Settings | None = None,
         **shorthand: Any,
     ) -> Request:
-        """One prompt to continue, or one conversation to answer, for `flow`; what is wrong with it is said here.
+        """One prompt to continue, or one conversation to answer, for `decode`; what is wrong with it is said here.
 
         With a suffix, the text between prompt and suffix is asked for.
         """
-        job = plan(self.spec, policy, settings, shorthand)
-        check_compatible(job.policy, self.model, job.settings)
+        job = plan(self.model, policy, settings, shorthand)
         messages = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
         ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
         after = [] if suffix is None else self._encode(suffix, special=False, begins=False)
-        return Request(self._open_canvas(ids, job, after), job, job.ending(self.spec, self.codec))
+        return self._continuing(ids, job, None, after)
 
-    def flow(self, waiting: deque[Request], *, rows: int = 8) -> Iterator[tuple[Request, StreamEvent]]:
-        """Decode the requests that wait, and those that come to wait meanwhile, up to `rows` at a time.
+    def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
+        """Decode the requests that wait, and those that come to wait meanwhile, as many at a time as there are rows.
 
-        They are taken from the left, in turn; a new one joins the batch under way when it is of the same policy and
-        settings and a row is free. One event per request and pass; the last has its output, which means nothing if it
-        was abandoned, and is None if it was before it began. Ends when nobody is left. An error ends it too, for all
-        that it had taken.
+        One event per request and pass; the last has the output, which means nothing if the request was abandoned. A
+        request that was abandoned before it began has one event without a step. A request that fails alone has an error
+        in its last step; an error of the model or the device ends all. Ends when no request is left.
         """
-        return flow(waiting, self._decode, rows=rows, codec=self.codec)
+        for pair in self._heard(scheduler, failing_alone=True):
+            yield pair
+            yield from _dropped(scheduler)
+        yield from _dropped(scheduler)
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
@@ -252,28 +246,17 @@ class Generator:
         for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
             if value < 1:
                 raise UnmaskError(f"{name} must be at least 1, got {value}")
-        job = plan(self.spec, policy, settings, shorthand)
-        check_compatible(job.policy, self.model, job.settings)
+        job = plan(self.model, policy, settings, shorthand)
         self._check_length(prompt_tokens, job.max_tokens)
-        if self.model.device.type != "cuda":
-            return
-        cached = job.settings.cache != "none"
-        for found in rehearsals(prompt_tokens, job.max_tokens, batch_size, job.policy, cached=cached):
-            canvases = [self._open_canvas([self.spec.eos_id] * length, job) for length in found.prompts]
-            if found.expected:
-                expect(self.model, len(canvases), len(canvases[0].tokens))
-            # No text ends early: a block that is never reached would be captured by the first request that does.
-            play = partial(self._decode, job=replace(job, policy=found.policy), ended=lambda _: False)
-            found.play(canvases, play)
+        cuda = fast_module("unmask.engine.cuda.warmup", self.model.device)
+        if cuda is not None:
+            cuda.warm_up(self._runner(), job, prompt_tokens=prompt_tokens, rows=batch_size)
+
+    def _runner(self) -> Runner:
+        return runner_for(self.model, self._pool)
 
     def _encode(self, prompt: Prompt, *, special: bool = True, begins: bool = True) -> list[int]:
-        """Token ids of a prompt, or of a text that does not begin a canvas."""
-        if not isinstance(prompt, str):
-            return token_list(prompt, self.spec.vocab_size)
-        ids = self.codec.encode(prompt, special=special)
-        if begins and self.spec.add_bos and self.spec.bos_id is not None and ids[:1] != [self.spec.bos_id]:
-            ids = [self.spec.bos_id, *ids]
-        return ids
+        return encode_prompt(self.spec, self.codec, prompt, special=special, begins=begins)
 
     def _check_length(self, prompt: int, new: int) -> None:
         if prompt + new > self.spec.max_length:
@@ -282,112 +265,111 @@ class Generator:
                 f"{prompt} tokens{extra} are more than the {self.spec.max_length} positions of {self.spec.name}"
             )
 
-    def _open_canvas(self, prompt: list[int], job: Plan, suffix: Sequence[int] = ()) -> Canvas:
-        """A canvas with the prompt, the masks to fill after it, and what follows them."""
+    def _continuing(self, prompt: list[int], job: Plan, detail: Detail | None, suffix: Sequence[int] = ()) -> Request:
+        """A request for what follows the prompt, and stands before the suffix."""
         if self.spec.mask_id in prompt or self.spec.mask_id in suffix:
             mask = self.codec.token_text(self.spec.mask_id)
             raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use infill")
         self._check_length(len(prompt) + len(suffix), job.max_tokens)
-        return Canvas.continuing(
-            prompt,
-            job.max_tokens,
+        return self._made([*prompt, *[self.spec.mask_id] * job.max_tokens, *suffix], job, detail, infills=False)
+
+    def _infilling(self, text: list[int], job: Plan, detail: Detail | None) -> Request:
+        """A request for the masks in a text."""
+        if self.spec.mask_id not in text:
+            mask = self.codec.token_text(self.spec.mask_id)
+            raise UnmaskError(f"the text has no mask to fill; write {mask} for each token that is missing")
+        self._check_length(len(text), 0)
+        return self._made(text, job, detail, infills=True)
+
+    def _made(self, tokens: list[int], job: Plan, detail: Detail | None, *, infills: bool) -> Request:
+        canvas = Canvas(
+            tokens=tokens,
             mask_id=self.spec.mask_id,
             block_size=job.block_size,
             seed=job.settings.seed,
-            suffix=suffix,
+            aligned=self.spec.causal,
         )
-
-    def _continue(
-        self,
-        prompts: list[list[int]],
-        policy: str | Policy | None,
-        settings: Settings | None,
-        shorthand: dict[str, Any],
-        trace: bool | Detail,
-        batch_size: int,
-        timed: bool,
-        on_step: Callable[[StepEvent], None] | None,
-        on_output: Callable[[Output], None] | None,
-    ) -> list[Output]:
-        job = plan(self.spec, policy, settings, shorthand)
-        canvases = [self._open_canvas(ids, job) for ids in prompts]
-        return self._run(canvases, job, trace, batch_size, timed, on_step, on_output, self._continued)
+        if self.spec.causal and not canvas.continues:
+            raise UnmaskError(f"{self.spec.name} sees only what lies before: it cannot fill a hole that text follows")
+        return Request(canvas=canvas, plan=job, ending=job.ending(self.codec), infills=infills, detail=detail)
 
     def _run(
         self,
-        canvases: list[Canvas],
-        job: Plan,
-        trace: bool | Detail,
+        requests: list[Request],
         batch_size: int,
         timed: bool,
         on_step: Callable[[StepEvent], None] | None,
         on_output: Callable[[Output], None] | None,
-        read: Callable[[Canvas, Plan], Output],
     ) -> list[Output]:
-        """Decode in batches; every canvas has been checked before the first one is decoded.
-
-        Batches are of like length, unless somebody waits for outputs one by one: then they are in the order given.
-        """
+        """Decode requests that have all been checked; the longest first, unless `on_output` waits for each."""
         if batch_size < 1:
             raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
-        if not isinstance(trace, bool | Detail):
-            raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
-        detail = trace if isinstance(trace, Detail) else Detail() if trace else None
-        traces = [self._new_trace(canvas, job) for canvas in canvases] if detail else None
-        outputs: dict[int, Output] = {}
-        order = list(range(len(canvases)))
+        order = list(range(len(requests)))
         if on_output is None:
-            order.sort(key=lambda index: len(canvases[index].tokens))
-        for first in range(0, len(order), batch_size):
-            batch = order[first : first + batch_size]
-            clock = Clock(self.model.device, len(batch)) if timed else None
-            for event in self._decode([canvases[index] for index in batch], job, detail=detail, clock=clock):
-                index = batch[event.row]
-                if traces:
-                    traces[index].add(replace(event, row=0), self.codec.token_text)
-                if on_step:
-                    on_step(replace(event, row=index))
-            read_back = [read(canvases[index], job) for index in batch]
-            if clock:
-                timings = zip(read_back, clock.stop(), strict=True)
-                read_back = [replace(output, timing=timing) for output, timing in timings]
-            if traces:
-                read_back = [self._with_trace(o, traces[i]) for o, i in zip(read_back, batch, strict=True)]
-            for index, output in zip(batch, read_back, strict=True):
-                outputs[index] = output
-                if on_output:
-                    on_output(output)
-        return [outputs[index] for index in range(len(canvases))]
+            order.sort(key=lambda index: -requests[index].canvas.length)
+        traces = [self._new_trace(request) if request.detail else None for request in requests]
+        runner = TimedRunner(self.model, self._pool) if timed else self._runner()
+        outputs: dict[int, Output] = {}
+        errors: dict[int, UnmaskError] = {}
+        told = 0
+        for event in decode(Scheduler([requests[index] for index in order], rows=batch_size), runner):
+            index = order[event.row]
+            if (trace := traces[index]) is not None:
+                trace.add(replace(event, row=0), self.codec.token_text)
+            if on_step is not None:
+                on_step(replace(event, row=index))
+            if event.error is not None:
+                errors[index] = event.error
+            elif event.finished:
+                output = requests[index].output()
+                if isinstance(runner, TimedRunner):
+                    output = replace(output, timing=runner.spent[event.row])
+                outputs[index] = output if trace is None else _with_trace(output, trace)
+            while on_output is not None and told in outputs:
+                on_output(outputs[told])
+                told += 1
+        if errors:
+            raise _failure(errors, len(requests))
+        return [outputs[index] for index in range(len(requests))]
 
-    def _decode(
-        self,
-        canvases: list[Canvas],
-        job: Plan,
-        *,
-        ended: Callable[[Canvas], bool] | None = None,
-        detail: Detail | None = None,
-        clock: Clock | None = None,
-        arrivals: Arrivals | None = None,
-        rows: int | None = None,
-    ) -> Iterator[StepEvent]:
-        ending = job.ending(self.spec, self.codec)
-        options: dict[str, Any] = {"detail": detail, "clock": clock, "arrivals": arrivals, "rows": rows}
-        options["ended"] = ended or (lambda canvas: is_complete(canvas, ending))
-        return decode(self.model, canvases, job.policy, job.settings, pool=self._pool, **options)
+    def _heard(self, scheduler: Scheduler, *, failing_alone: bool = False) -> Iterator[tuple[Request, StreamEvent]]:
+        """Every event with its request; unless requests may fail alone, the first error is raised."""
+        for step in decode(scheduler, self._runner()):
+            if step.error is not None and not failing_alone:
+                raise step.error
+            request = scheduler.running.pop(step.row) if step.finished else scheduler.running[step.row]
+            yield request, request.stream(step)
 
-    def _continued(self, canvas: Canvas, job: Plan) -> Output:
-        return continued(canvas, job.ending(self.spec, self.codec))
-
-    def _filled(self, canvas: Canvas, job: Plan) -> Output:
-        return filled(canvas, self.codec)
-
-    def _new_trace(self, canvas: Canvas, job: Plan) -> Trace:
+    def _new_trace(self, request: Request) -> Trace:
+        canvas = request.canvas
         # A continuation's own masks are not part of its prompt; those inside an infilled text are.
         prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues else canvas.tokens
         text = self.codec.decode(prompt, special=True)
-        return Trace(header=job.header(self.model) | {"prompts": [{"text": text, "token_ids": list(prompt)}]})
+        header = request.plan.header(self.model)
+        return Trace(header=header | {"prompts": [{"text": text, "token_ids": list(prompt)}]})
 
-    def _with_trace(self, output: Output, trace: Trace) -> Output:
-        plain = output.to_dict()
-        trace.results.append({"row": 0, **{key: plain[key] for key in ("text", "finish_reason", "usage")}})
-        return replace(output, trace=trace)
+
+def _dropped(scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
+    while scheduler.dropped:
+        yield scheduler.dropped.popleft(), StreamEvent(text_delta="")
+
+
+def _detail(trace: bool | Detail) -> Detail | None:
+    if not isinstance(trace, bool | Detail):
+        raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
+    return trace if isinstance(trace, Detail) else Detail() if trace else None
+
+
+def _with_trace(output: Output, trace: Trace) -> Output:
+    plain = output.to_dict()
+    trace.results.append({"row": 0, **{key: plain[key] for key in ("text", "finish_reason", "usage")}})
+    return replace(output, trace=trace)
+
+
+def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
+    """What to say when some of the requests failed; those before and after them were decoded."""
+    index, error = min(errors.items())
+    if count == 1:
+        return error
+    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+    return WorkFailed(f"prompt {index + 1} of {count}{more}: {error}")

@@ -1,4 +1,4 @@
-"""What a policy gets to see of a forward pass: logits in the right dtype, proposals, and whatever else it needs."""
+"""From a prediction to what a policy sees: logits in the right dtype, proposals, and whatever else it needs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.engine.facts import facts_of
-from unmask.engine.sampling import noise_dtype, propose
+from unmask.device import kernels_on, widest_float, with_kernel
+from unmask.engine.sampling import propose
 from unmask.engine.window import Window
 from unmask.models.base import ModelSpec, Prediction
-from unmask.rules.kernels import kernels_run
 from unmask.settings import Settings
 from unmask.types import StepView
 
@@ -20,12 +19,42 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """The policy's view, and what the loop itself must know."""
+class WindowState:
+    """What stands in a window before a pass, and how much of each row is open."""
+
+    masked: Bool[Tensor, "b k"]  # open
+    tokens: Int[Tensor, "b k"]  # -1 outside a narrow block
+    decoded: Bool[Tensor, "b k"]  # filled earlier in this generation
+    remaining: Int[Tensor, " b"]  # masks left in the row
+    total: Int[Tensor, " b"]  # masks the row began with
+
+
+@with_kernel
+def window_state(
+    tokens: Int[Tensor, "b n"],
+    holes: Bool[Tensor, "b n"],
+    at: Int[Tensor, "b k"],
+    inside: Bool[Tensor, "b k"],
+    *,
+    mask_id: int,
+) -> WindowState:
+    """The state of the columns `at`, of which those `inside` belong to the row's block."""
+    is_mask = tokens == mask_id
+    return WindowState(
+        masked=is_mask.gather(1, at) & inside,
+        tokens=tokens.gather(1, at).masked_fill(~inside, -1),
+        decoded=(holes & ~is_mask).gather(1, at) & inside,
+        remaining=is_mask.sum(-1),
+        total=holes.sum(-1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The policy's view, and what committing needs beside it."""
 
     view: StepView
-    tokens: Int[Tensor, "b k"]  # what stands in the window
-    decoded: Bool[Tensor, "b k"]  # positions of the window that were filled earlier
+    state: WindowState
     logits: Float[Tensor, "b k v"]  # before temperature, with end-of-text wherever the settings allow it
     greedy: bool  # the proposed tokens are the likeliest
 
@@ -39,7 +68,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Turns predictions into views, the same way in every pass of a generation."""
+    """Turns predictions into views, the same way in every pass of a group."""
 
     spec: ModelSpec
     settings: Settings
@@ -55,31 +84,32 @@ class Observer:
         open_at_most: int | None,
         *,
         own: bool = False,
-    ) -> Observation:
+    ) -> Observed:
         """`own`: the logits of the prediction may be written to."""
         logits = self._scored(prediction.logits, own=own)
         sequence_logits = logits if "sequence_logits" in self.needs else None
         if sequence_logits is not None:
             logits = window.columns(sequence_logits)
-        facts = facts_of(tokens, holes, window.at, window.inside, mask_id=self.spec.mask_id)
+        state = window_state(tokens, holes, window.at, window.inside, mask_id=self.spec.mask_id)
         proposed, drawn_from = propose(logits, self.settings, window.widths, generators)
         seen = drawn_from if self.spec.convention == "dream" else logits
         if self.settings.confidence_eos_eot_inf:
             seen = _without(seen.clone(), sorted(self.spec.end_ids))
         shadow = prediction.shadow_logits
+        length = 0 if sequence_logits is None else sequence_logits.shape[1]
         view = StepView(
             logits=seen,
-            masked=facts.masked,
+            masked=state.masked,
             proposed=proposed,
-            tokens=facts.standing,
-            decoded=facts.decoded,
+            tokens=state.tokens,
+            decoded=state.decoded,
             start=window.at[:, 0],
             step=window.step,
-            remaining=facts.remaining,
-            total=facts.total,
+            remaining=state.remaining,
+            total=state.total,
             uniform=_uniform(window, generators) if "uniform" in self.needs else None,
             sequence_logits=sequence_logits,
-            sequence_masked=tokens == self.spec.mask_id if sequence_logits is not None else None,
+            sequence_masked=tokens[:, :length] == self.spec.mask_id if sequence_logits is not None else None,
             length=window.length,
             attention=prediction.attention,
             shadow_logits=None if shadow is None else self._scored(shadow, own=False),
@@ -87,8 +117,7 @@ class Observer:
             model_dtype=prediction.logits.dtype,
             exact_dtype=self.settings.reference_dtype,
         )
-        greedy = self.settings.temperature == 0.0
-        return Observation(view=view, tokens=facts.standing, decoded=facts.decoded, logits=logits, greedy=greedy)
+        return Observed(view=view, state=state, logits=logits, greedy=self.settings.temperature == 0.0)
 
     def _scored(self, logits: Float[Tensor, "b k v"], *, own: bool) -> Float[Tensor, "b k v"]:
         """Logits in a dtype that rules score exactly, without the tokens that must not be proposed."""
@@ -98,9 +127,9 @@ class Observer:
 
     def _dtype(self, logits: Float[Tensor, "b k v"]) -> torch.dtype:
         if self.settings.reference_dtype:
-            return noise_dtype(logits.device) if self.spec.convention == "llada" else logits.dtype
+            return widest_float(logits.device) if self.spec.convention == "llada" else logits.dtype
         # Kernels widen half precision as they read it, which is exact; what is drawn from must not be rounded to it.
-        as_it_comes = self.settings.temperature == 0.0 and logits.dtype in _HALF and kernels_run(logits.device)
+        as_it_comes = self.settings.temperature == 0.0 and logits.dtype in _HALF and kernels_on(logits.device)
         return logits.dtype if as_it_comes else torch.float32
 
 

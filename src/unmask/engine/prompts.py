@@ -10,6 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from unmask.errors import UnmaskError
+from unmask.models.base import ModelSpec
+from unmask.models.tokenizer import TextCodec
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
 Message: TypeAlias = dict[str, str]
@@ -34,6 +36,21 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         )
     single = not messages or isinstance(messages[0], dict)
     return [messages] if single else list(messages), single
+
+
+def encode_prompt(
+    spec: ModelSpec, codec: TextCodec, prompt: Prompt, *, special: bool = True, begins: bool = True
+) -> list[int]:
+    """Token ids of a prompt, behind the family's beginning-of-text token if it `begins` a canvas; ids stay as they are.
+
+    `special` adds what the tokenizer puts around a text.
+    """
+    if not isinstance(prompt, str):
+        return token_list(prompt, spec.vocab_size)
+    ids = codec.encode(prompt, special=special)
+    if begins and spec.add_bos and spec.bos_id is not None and ids[:1] != [spec.bos_id]:
+        ids = [spec.bos_id, *ids]
+    return ids
 
 
 def token_list(prompt: Prompt, vocab_size: int) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.device import widest_float
 from unmask.rules.marginals import best_token
 from unmask.settings import Settings
 
@@ -38,7 +39,7 @@ def propose(
     """
     if settings.temperature == 0.0:
         return best_token(logits), logits
-    drawn_from = narrow(logits.to(noise_dtype(logits.device)), settings)
+    drawn_from = narrow(logits.to(widest_float(logits.device)), settings)
     noised = drawn_from.clone()
     for row, (width, generator) in enumerate(zip(widths, generators, strict=True)):
         noised[row, :width] += gumbel_noise((width, logits.shape[-1]), generator, logits.device)
@@ -47,10 +48,5 @@ def propose(
 
 def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
     """Standard Gumbel noise; without a generator, from torch's global one."""
-    uniform = torch.rand(shape, generator=generator, device=device, dtype=noise_dtype(device))
+    uniform = torch.rand(shape, generator=generator, device=device, dtype=widest_float(device))
     return -(-uniform.log()).log()
-
-
-def noise_dtype(device: torch.device) -> torch.dtype:
-    """float64 as in the public code, except where the device has none."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 
 from unmask.engine.generator import Generator
 from unmask.engine.load import load
-from unmask.engine.request import plan
+from unmask.engine.plan import plan
 from unmask.errors import UnmaskError
 from unmask.evals.cell import Generation
 from unmask.evals.prompts import Prompt, fitted_prompt, read_answer
@@ -65,7 +65,7 @@ class UnmaskLM(LM):
         self.batch_size = int(batch_size or 1)
         loaded = pretrained if isinstance(pretrained, Generator) else load(pretrained, device=device, dtype=dtype)
         self.llm: Generator = loaded
-        self._job = plan(loaded.spec, policy, settings, fields)
+        self._job = plan(loaded.model, policy, settings, fields)
         self._template = template
         self._folder = folder
         self._first_ids = first_ids or {}

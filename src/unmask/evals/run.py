@@ -24,7 +24,7 @@ import torch
 from unmask import sandbox
 from unmask.engine.generator import Generator
 from unmask.engine.load import load
-from unmask.engine.request import check_compatible, preset_name
+from unmask.engine.plan import plan, preset_name
 from unmask.errors import UnknownName, UnmaskError
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell
@@ -204,7 +204,7 @@ def _run_model(job: _Job, checkpoint: Checkpoint, tracker: _Tracker) -> list[Cel
     cells = expand(job.recipe, checkpoint, facts)
     for cell in cells:
         policy, settings = decoding_of(cell)
-        check_compatible(policy, llm.model, settings)
+        plan(llm.model, policy, settings)
     note_model(job.about, checkpoint.name, asdict(facts), llm.model.device)
     noted = {cell.key: job.noted(cell, weights) for cell in cells}
     if job.fresh:

@@ -18,7 +18,7 @@ from unmask import policies
 from unmask.engine.sampling import gumbel_noise
 from unmask.errors import UnmaskError
 from unmask.policies import Policy, with_progress
-from unmask.policies.base import best_scored
+from unmask.rules.selection import best_scored
 from unmask.types import StepView
 
 _COUNTED = ("fixed", "random")  # policies whose number of commits the caller's schedule decides

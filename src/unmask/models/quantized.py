@@ -4,8 +4,8 @@ Symmetric, with one scale for each output: weight = scale * stored, where `store
 layers of the blocks are quantised. Embedding and head stay in the model's dtype: a lookup reads few rows of the one,
 and the other makes the logits whose margins decide what is committed. Activations are never rounded.
 
-On a CUDA device with Triton, a few rows meet the stored bytes themselves (triton_linear.py); for many rows, and on any
-other device, the weights are widened first. What that does to the time depends on the rows. On one H200, with the
+On a CUDA device with Triton, a few rows meet the stored bytes themselves (kernels/quantized.py); for many rows, and on
+any other device, the weights are widened first. What that does to the time depends on the rows. On one H200, with the
 shapes of LLaDA-8B, the products take 0.7 of their time in bfloat16 with 32 rows (a block of 32, a batch of one), about
 the same with 64, 1.7 times as long with 256 (a batch of eight), a tenth to a fifth longer with 4,096 (a refresh). So
 it is for small batches with a cache, or for what would not fit otherwise.
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int32, Num
 from torch import Tensor, nn
 
+from unmask.device import with_kernel
 from unmask.errors import UnknownName, UnmaskError
-from unmask.rules.kernels import kernels_run
 
 FORMATS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -31,7 +31,7 @@ _GRAIN = 64
 _PIECE = 256
 # Above this many rows it is faster to widen the weights and leave the product to the vendor's library. Below, down to
 # about 64, neither is as fast as weights that are wide already.
-_FEW_ROWS = 256
+FEW_ROWS = 256
 
 
 def check_format(quantize: str | None, device: torch.device) -> None:
@@ -67,6 +67,26 @@ def deinterleave(stored: Num[Tensor, "n kk"], k: int) -> Num[Tensor, "n k"]:
     return plain.contiguous().view(stored.dtype)
 
 
+@with_kernel
+def product(
+    x: Float[Tensor, "*rows k"],
+    stored: Num[Tensor, "n kk"],
+    scale: Float[Tensor, " n"],
+    bias: Float[Tensor, " n"] | None,
+    arrived: Int32[Tensor, " tiles"],
+) -> Float[Tensor, "*rows n"]:
+    """The linear layer with the stored weights; `arrived` are counters for a kernel, zeros before and after."""
+    return F.linear(x, widened(stored, scale, x.shape[-1], x.dtype), bias)
+
+
+@with_kernel
+def widened(
+    stored: Num[Tensor, "n kk"], scale: Float[Tensor, " n"], k: int, dtype: torch.dtype
+) -> Float[Tensor, "n k"]:
+    """The weights, scaled, in a dtype."""
+    return (deinterleave(stored, k).float() * scale[:, None]).to(dtype)
+
+
 class QuantizedLinear(nn.Module):
     """Takes the place of an nn.Linear."""
 
@@ -82,7 +102,7 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("scale", scale)
         self.bias = linear.bias
         # Counters that a launch leaves as it finds them, at zero.
-        tiles = -(-self.out_features // 64) * (_FEW_ROWS // 64)
+        tiles = -(-self.out_features // 64) * (FEW_ROWS // 64)
         self.register_buffer("arrived", torch.zeros(tiles, dtype=torch.int32, device=scale.device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
@@ -97,23 +117,10 @@ class QuantizedLinear(nn.Module):
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "n k"]:
         """The weights, widened."""
-        if kernels_run(self.stored.device):
-            from unmask.models.triton_linear import widened
-
-            return widened(
-                self.stored.view(torch.int32), self.scale, self.in_features, kind=self.stored.dtype, dtype=dtype
-            )
-        return (deinterleave(self.stored, self.in_features).float() * self.scale[:, None]).to(dtype)
+        return widened(self.stored, self.scale, self.in_features, dtype)
 
     def forward(self, x: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows n"]:
-        few = 0 < x.numel() <= _FEW_ROWS * self.in_features
-        if few and x.dtype in (torch.bfloat16, torch.float16) and kernels_run(x.device):
-            from unmask.models.triton_linear import multiply
-
-            words, rows = self.stored.view(torch.int32), x.reshape(-1, self.in_features).contiguous()
-            out = multiply(rows, words, self.scale, self.bias, self.arrived, kind=self.stored.dtype)
-            return out.unflatten(0, x.shape[:-1])
-        return F.linear(x, self.weight(x.dtype), self.bias)
+        return product(x, self.stored, self.scale, self.bias, self.arrived)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.stored.dtype}, bias={self.bias is not None}"

@@ -6,14 +6,17 @@ wrong until their left neighbour stands: so the order of commits matters, as wit
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Bool, Float, Int
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from torch import Tensor
 
-from unmask.cache.kv import KVCache
-from unmask.models.base import LoadedModel, ModelSpec, Prediction, key_mask
+from unmask.cache.base import PassPlan
+from unmask.cache.storage import KVCache
+from unmask.models.base import Capabilities, LoadedModel, ModelSpec, Prediction
 from unmask.models.tokenizer import TextCodec
 
 SENTENCE = (
@@ -51,6 +54,8 @@ def _byte_tokenizer() -> Tokenizer:
 class Toy:
     """Logits from a table and from which neighbours stand; see the module's first lines."""
 
+    capabilities: ClassVar[Capabilities] = Capabilities(attention=True, shadow=True)
+
     def __init__(self, codec: TextCodec, *, device: torch.device, dtype: torch.dtype) -> None:
         ids = {text: codec.encode(text, special=False)[0] for text in (MASK, END, TURN, SEPARATOR)}
         self.device, self.dtype = device, dtype
@@ -80,18 +85,20 @@ class Toy:
         self,
         tokens: Int[Tensor, "b n"],
         *,
-        lengths: Int[Tensor, " b"] | None = None,
+        plan: PassPlan | None = None,
         at: Int[Tensor, "b k"] | None = None,
         cache: KVCache | None = None,
-        queries: Int[Tensor, "b q"] | None = None,
+        block_size: int | None = None,
         attention_layers: range | None = None,
         shadow: Int[Tensor, "b s"] | None = None,
         states: bool = False,
     ) -> Prediction:
         """As documented in base.py; it has no states, and no keys to cache: every cache gives the same tokens."""
-        del cache, queries, states
-        visible = key_mask(lengths, tokens.shape[1])
-        visible = torch.ones_like(tokens, dtype=torch.bool) if visible is None else visible
+        del cache, block_size, states
+        visible = torch.ones_like(tokens, dtype=torch.bool)
+        if plan is not None:
+            visible = torch.arange(tokens.shape[1], device=tokens.device) < plan.visible[:, None]
+            at = plan.positions if at is None and not plan.is_whole else at
         logits = self._logits(tokens, visible)
         return Prediction(
             logits=logits if at is None else _rows(logits, at),

@@ -11,13 +11,12 @@ from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from unmask.errors import UnknownName, UnmaskError, WorkFailed
 from unmask.registry import Registry
-from unmask.rules.kernels import kernels_serve
-from unmask.rules.selection import best_by_kernel, rank_by_kernel
+from unmask.rules.selection import open_scores
 from unmask.types import Decision, StepView
 
 
@@ -53,7 +52,6 @@ class Base(Policy):
 P = TypeVar("P", bound=Policy)
 
 NEEDS = frozenset({"sequence_logits", "attention", "shadow", "uniform"})
-_FEW = 128  # positions of which any two are compared sooner than all are sorted
 
 registry: Registry[Policy] = Registry("policy", "unmask.policies")
 
@@ -142,7 +140,13 @@ def _hashable(value: object) -> bool:
 
 def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
     """What the policy answers, and its new state; an error that names it if that is no answer."""
-    name, answer = name_of(policy), policy.select(view, state)
+    name = name_of(policy)
+    try:
+        answer = policy.select(view, state)
+    except (UnmaskError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise WorkFailed(f"the policy {name} failed: {error}") from error
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Decision):
         raise WorkFailed(f"the policy {name} must answer (Decision, state), got {type(answer).__name__}")
     shape = tuple(view.masked.shape)
@@ -164,7 +168,7 @@ def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tenso
     commit = decision.commit & masked
     if masked.shape[1] == 0:
         return commit
-    best = _open_scores(decision.score, masked).argmax(-1, keepdim=True)
+    best = open_scores(decision.score, masked).argmax(-1, keepdim=True)
     stuck = masked.any(-1) & ~commit.any(-1)
     if decision.wait is not None:
         stuck = stuck & ~decision.wait
@@ -178,37 +182,3 @@ def require(view: StepView, need: str, policy: str) -> Tensor:
     if value is None:
         raise UnmaskError(f"the policy {policy} needs {name}, and the view has none")
     return value
-
-
-def best_scored(
-    score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: Int[Tensor, " b"]
-) -> Bool[Tensor, "b k"]:
-    """The `count` open positions of each row with the largest scores, ties to the lowest index."""
-    if kernels_serve(score):
-        return best_by_kernel(score, masked, count)
-    return masked & (rank_of(score, masked) < count[:, None])
-
-
-def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
-    """Each position's place by descending score: open positions come first, ties go to the lowest index."""
-    if kernels_serve(score):
-        return rank_by_kernel(score, masked)
-    scores = _open_scores(score, masked)
-    if not scores.is_cuda or scores.shape[-1] > _FEW:
-        return scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-    # Two sorts are a dozen launches; comparing every two is a handful.
-    mine, others = scores.unsqueeze(-1), scores.unsqueeze(-2)
-    place = torch.arange(scores.shape[-1], device=scores.device)
-    return ((others > mine) | ((others == mine) & (place < place[:, None]))).sum(-1)
-
-
-def order_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
-    """The positions by descending score: open ones first, ties to the lowest index."""
-    return _open_scores(score, masked).argsort(dim=-1, descending=True, stable=True)
-
-
-def _open_scores(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-    """Scores in which an open position always beats a closed one, even if the policy scored it -inf or NaN."""
-    score = score if score.is_floating_point() else score.float()
-    lowest = torch.finfo(score.dtype).min
-    return score.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~masked, -torch.inf)

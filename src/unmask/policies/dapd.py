@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.device import widest_float
 from unmask.policies.base import Base, register, require
 from unmask.policies.greedy import compatible
 from unmask.policies.parameters import check_choice, check_number
 from unmask.policies.scores import confidence, eligible
-from unmask.policies.sequence import among, block_attention, block_positions, wide
+from unmask.policies.sequence import among, block_attention, block_positions
 from unmask.types import Decision, StepView
 
 
@@ -46,7 +47,7 @@ class Dapd(Base):
         dependence = self._dependence(view)
         probability, candidates = confidence(view), eligible(view)
         # Dividing both factors by their maxima in the row, as the paper does, leaves the order as it is.
-        degree = dependence.sum(-1, dtype=wide(dependence.device)).to(dependence.dtype)
+        degree = dependence.sum(-1, dtype=widest_float(dependence.device)).to(dependence.dtype)
         score = degree * probability
         relative = dependence / dependence.amax(-1, keepdim=True).clamp(min=1e-8)
         progress = 1.0 - view.remaining.to(dependence.dtype) / view.total

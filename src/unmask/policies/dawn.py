@@ -14,11 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask import rules
+from unmask.device import widest_float
 from unmask.policies.base import Base, register, require
 from unmask.policies.greedy import compatible
 from unmask.policies.parameters import check_choice, check_number
 from unmask.policies.scores import confidence
-from unmask.policies.sequence import among, block_attention, block_positions, over_positions, wide
+from unmask.policies.sequence import among, block_attention, block_positions, over_positions
 from unmask.types import Decision, StepView
 
 CONFIDENT = 0.9
@@ -71,7 +72,7 @@ class Dawn(Base):
 
         That a position may depend on itself is without effect: none is both undecided and settled.
         """
-        received = attention.sum(1, dtype=wide(attention.device)) / length[:, None]
+        received = attention.sum(1, dtype=widest_float(attention.device)) / length[:, None]
         sink = received.to(attention.dtype) > self.tau_sink
         return (block_attention(attention, at) >= self.tau_edge) & ~sink[:, None, :]
 

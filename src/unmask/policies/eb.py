@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 
 from unmask.policies import scores
-from unmask.policies.base import Base, best_scored, order_of, register
+from unmask.policies.base import Base, register
 from unmask.policies.parameters import check_choice, check_number
-from unmask.rules.selection import kept
+from unmask.rules.selection import best_scored, kept, order_of
 from unmask.types import Decision, StepView
 
 ORDERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.policies.base import rank_of
+from unmask.rules.selection import rank_of
 
 
 def compatible(

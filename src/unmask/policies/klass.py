@@ -14,10 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask import rules
-from unmask.policies.base import Base, best_scored, register, require
+from unmask.device import widest_float
+from unmask.policies.base import Base, register, require
 from unmask.policies.parameters import check_choice, check_number, check_whole
 from unmask.policies.scores import confidence, eligible
-from unmask.policies.sequence import block_positions, over_positions, wide
+from unmask.policies.sequence import block_positions, over_positions
+from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView
 
 EPSILON = 1e-12
@@ -93,7 +95,7 @@ class Klass(Base):
 
 def _figures(now: Float[Tensor, "b n v"], before: Float[Tensor, "b n v"] | None = None) -> Float[Tensor, "b n 2"]:
     """KL divergence from the pass before, which counts as all zeros in the first pass, and the top probability."""
-    present = rules.probabilities(now.to(wide(now.device)))
-    past = torch.zeros_like(present) if before is None else rules.probabilities(before.to(wide(before.device)))
+    present = rules.probabilities(now.to(widest_float(now.device)))
+    past = torch.zeros_like(present) if before is None else rules.probabilities(before.to(widest_float(before.device)))
     divergence = (present * ((present + EPSILON).log() - (past + EPSILON).log())).sum(-1)
     return torch.stack([divergence, present.amax(-1)], dim=-1)

@@ -18,7 +18,7 @@ from unmask.policies.base import Policy, describe, get, name_of, names, registry
 from unmask.settings import Settings
 
 DEFAULT_POLICY = "mean_field"
-DEFAULT_LENGTHS = {"max_tokens": 256, "block_size": 32}
+DEFAULTS = {"max_tokens": 256, "block_size": 32, "cache": "none"}
 
 TASKS = {"gsm8k": 0, "math": 1, "math500": 1, "humaneval": 2, "mbpp": 3}
 
@@ -87,7 +87,7 @@ def resolve_settings(
     own = preset_settings(name_of(policy), model, task) if name_of(policy) in names() else {}
     chosen = {key: value for key, value in given.items() if value is not None}
     known = {key: value for key, value in (recommended or {}).items() if value is not None}
-    return Settings.from_dict(DEFAULT_LENGTHS | own | known | chosen)
+    return Settings.from_dict(DEFAULTS | own | known | chosen)
 
 
 def preset(name: str, model: str, task: str | None = None) -> Policy:

@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.policies.base import Base, best_scored
+from unmask.policies.base import Base
 from unmask.policies.parameters import check_choice, check_whole
 from unmask.policies.scores import eligible
-from unmask.rules.selection import kept
+from unmask.rules.selection import best_scored, kept
 from unmask.types import Decision, StepView
 
 SCHEDULES = ("even", "dream")

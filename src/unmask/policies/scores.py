@@ -6,15 +6,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask import rules
-from unmask.rules.kernels import kernels_serve
 from unmask.rules.selection import can_occur, kept
 from unmask.types import StepView
 
 
 def confidence(view: StepView) -> Float[Tensor, "b k"]:
     """Probability of the proposed token, which at temperature 0 is the largest one."""
-    # Kernels read no logit that is not there, and closed positions may hold any token.
-    tokens = view.proposed if kernels_serve(view.logits) else view.proposed.long().where(view.masked, 0)
+    tokens = view.proposed.long().where(view.masked, 0)  # closed positions may hold any token
     return _open(view, rules.probability_of(tokens, view.logits, dtype=view.working_dtype(view.logits)))
 
 

@@ -29,14 +29,6 @@ def among(block_rows: Shaped[Tensor, "b k n"], at: Int[Tensor, "b k"]) -> Shaped
     return block_rows.gather(2, at[:, None, :].expand(-1, at.shape[1], -1))
 
 
-def wide(device: torch.device) -> torch.dtype:
-    """float64, except where the device has none.
-
-    A sum that is taken in it and rounded once does not show how many zeros a wider batch has added.
-    """
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def over_positions(figure: Callable[..., Tensor], *logits: Float[Tensor, "b n v"]) -> Float[Tensor, "b n *figures"]:
     """`figure` of every position's logits, computed a few positions at a time."""
     parts = zip(*(part.split(POSITIONS_AT_ONCE, dim=1) for part in logits), strict=True)

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask import rules
-from unmask.policies.base import Base, best_scored, register, require
+from unmask.policies.base import Base, register, require
 from unmask.policies.parameters import check_number
 from unmask.policies.scores import confidence
+from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView
 
 FIRST_ALLOWANCE = 30

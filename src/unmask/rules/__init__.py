@@ -1,5 +1,6 @@
 """The rules: pure functions of logits. They know torch and nothing of the engine, so another engine can use them."""
 
+from unmask.rules.commit import mean_field_commit, mean_field_intensity
 from unmask.rules.marginals import (
     best_token,
     entropy,
@@ -9,7 +10,7 @@ from unmask.rules.marginals import (
     top2_margin,
     top2_probabilities,
 )
-from unmask.rules.mean_field import MeanFieldCommit, mean_field_commit, mean_field_intensity
+from unmask.rules.mean_field import MeanFieldCommit
 from unmask.rules.overlap import pairwise_jsd, pairwise_overlap, truncation_error
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 The caller decides the precision: float32 and float64 are computed as they come, half precision is computed in float32
 and rounded once, at the end, unless `dtype` asks for another result. A logit of -inf is a token that cannot occur; a
-row without a finite logit is the caller's mistake and gives NaN. On a CUDA device kernels may serve: see `kernels`.
+row without a finite logit is the caller's mistake and gives NaN.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.rules.kernels import kernels_serve
+from unmask.device import widest_float, with_kernel
 
 _TOGETHER = 8  # values that a CUDA device reads at a time, at the most
 
@@ -29,34 +29,25 @@ def log_probabilities(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*
     return (centred - _total(centred.exp()).unsqueeze(-1).log()).to(logits.dtype)
 
 
+@with_kernel
 def best_token(logits: Float[Tensor, "*positions v"]) -> Int[Tensor, "*positions"]:
     """The likeliest token, the first of several; a logit that is not a number counts as the largest."""
-    if kernels_serve(logits):
-        from unmask.rules.triton_marginals import best_by_kernels
-
-        return best_by_kernels(logits)
     return logits.argmax(-1)
 
 
+@with_kernel
 def probability_of(
     tokens: Int[Tensor, "*positions"], logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*positions"]:
     """Probability of the given tokens, one per position."""
-    if kernels_serve(logits):
-        from unmask.rules.triton_marginals import probability_by_kernels
-
-        return probability_by_kernels(tokens, logits).to(dtype or logits.dtype)
     centred = _centred(logits)
     chosen = centred.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
     return (chosen.exp() / _total(centred.exp_())).to(dtype or logits.dtype)
 
 
+@with_kernel
 def entropy(logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None) -> Float[Tensor, "*positions"]:
     """Shannon entropy in nats, with 0 ln 0 = 0."""
-    if kernels_serve(logits):
-        from unmask.rules.triton_marginals import entropy_by_kernels
-
-        return entropy_by_kernels(logits).to(dtype or logits.dtype)
     centred = _centred(logits)
     weight = centred.exp()
     mass = _total(weight)
@@ -66,21 +57,18 @@ def entropy(logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None 
 
 
 def top2_margin(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions"]:
-    """Gap between the log-probabilities of the two best tokens; +inf where only one token can occur."""
-    if logits.shape[-1] == 1:
-        return torch.full_like(logits[..., 0], torch.inf)
-    best, second = logits.topk(2, dim=-1).values.unbind(-1)
-    return best - second
+    """Gap between the log-probabilities of the two best tokens, at least float32; +inf where only one can occur."""
+    # The two best are found before they are widened, which for half precision saves a copy of all logits.
+    best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
+    best = best.to(torch.promote_types(best.dtype, torch.float32))
+    return best[..., 0] - best[..., 1] if best.shape[-1] == 2 else torch.full_like(best[..., 0], torch.inf)
 
 
+@with_kernel
 def top2_probabilities(
     logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*positions 2"]:
     """Probabilities of the two best tokens, best first; the second is 0 where only one token can occur."""
-    if kernels_serve(logits):
-        from unmask.rules.triton_marginals import top2_by_kernels
-
-        return top2_by_kernels(logits).to(dtype or logits.dtype)
     if logits.shape[-1] == 1:
         return torch.cat([torch.ones_like(logits), torch.zeros_like(logits)], dim=-1).to(dtype or logits.dtype)
     centred = _centred(logits)
@@ -107,8 +95,6 @@ def _total(values: Tensor) -> Tensor:
     """The sum over tokens, rounded once, so that equal distributions tie whatever the order of their tokens.
 
     torch's own softmax on a CPU adds float32 one after the other in each vector lane: over 126,464 tokens its
-    probabilities add up to 1 only within 5e-5. MPS has no float64.
+    probabilities add up to 1 only within 5e-5.
     """
-    return (
-        aligned(values).sum(-1, dtype=values.dtype if values.device.type == "mps" else torch.float64).to(values.dtype)
-    )
+    return aligned(values).sum(-1, dtype=widest_float(values.device)).to(values.dtype)

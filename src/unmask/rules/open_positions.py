@@ -1,7 +1,4 @@
-"""The open positions of every row side by side, and back again, so that closed positions cost nothing.
-
-How many there are must be known on the host: by the caller, or by waiting for the device.
-"""
+"""The open positions of every row side by side, and back again, so that closed positions cost nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +7,8 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 
-def open_first(masked: Bool[Tensor, "b k"], at_most: int | None = None) -> Int[Tensor, "b m"] | None:
-    """Columns of the open positions, in order, then closed ones up to the longest row; None if that saves nothing.
-
-    `at_most`: the length of the longest row, or more, where the caller knows it.
-    """
-    longest = at_most if at_most is not None else int(masked.sum(-1).max()) if masked.numel() else 0
+def open_first(masked: Bool[Tensor, "b k"], longest: int) -> Int[Tensor, "b m"] | None:
+    """Columns of the open positions, in order, then closed ones up to the `longest` row; None if that saves nothing."""
     if longest >= masked.shape[1]:
         return None
     return masked.int().argsort(dim=-1, descending=True, stable=True)[:, :longest]

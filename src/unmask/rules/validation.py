@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.errors import UnknownName, UnmaskError
@@ -57,25 +57,24 @@ def check_tensors(logits: Tensor, masked: Tensor) -> None:
         raise UnmaskError(f"masked must be bool of shape {tuple(logits.shape[:2])}, got {_describe(masked)}")
 
 
-def check_rows(
-    logits: Float[Tensor, "b m v"], is_open: Bool[Tensor, "b m"], columns: Int[Tensor, "b m"] | None
-) -> None:
-    """Raise if an open row is no distribution; `columns` are the positions of the rows, if not simply in order."""
+def check_rows(logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]) -> None:
+    """Raise if an open position is no distribution."""
     best = logits.amax(-1)
-    bad = is_open & ~best.isfinite()
+    bad = masked & ~best.isfinite()
     if not bad.any():
         return
-    row, column = bad.nonzero()[0].tolist()
-    position = column if columns is None else int(columns[row, column])
-    value = float(best[row, column])
+    row, position = bad.nonzero()[0].tolist()
+    value = float(best[row, position])
     trouble = "are all -inf" if value == -math.inf else f"contain {'NaN' if math.isnan(value) else '+inf'}"
     raise UnmaskError(f"the logits of row {row}, position {position} {trouble}; every open position needs a prediction")
 
 
-def check_open(masked: Bool[Tensor, "b k"], open_at_most: int | None) -> None:
-    """Raise if a row has more open positions than somebody said."""
-    if open_at_most is not None and bool((masked.sum(-1) > open_at_most).any()):
-        raise UnmaskError(f"open_at_most is {open_at_most}, but a row has more open positions")
+def most_open(masked: Bool[Tensor, "b k"], open_at_most: int | None) -> int:
+    """How many positions the row with the most open ones has; raises if the caller said that there are fewer."""
+    found = int(masked.sum(-1).max()) if masked.numel() else 0
+    if open_at_most is not None and found > open_at_most:
+        raise UnmaskError(f"open_at_most is {open_at_most}, but a row has {found} open positions")
+    return found
 
 
 def _describe(tensor: Tensor) -> str:

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from unmask.engine.generator import Generator
-from unmask.engine.request import plan
+from unmask.engine.plan import plan
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import Policy
 from unmask.serve.app import create_app
@@ -77,7 +77,7 @@ class Server:
         say: Callable[[str], None],
     ) -> None:
         self.llm, self.config, self.policy, self.settings, self.say = llm, config, policy, settings, say
-        self.max_tokens = plan(llm.spec, policy, settings, {}).max_tokens
+        self.max_tokens = plan(llm.model, policy, settings).max_tokens
         if self.max_tokens >= llm.spec.max_length:
             room = f"the {llm.spec.max_length} positions of {llm.spec.name}"
             raise UnmaskError(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from unmask import policies
-from unmask.engine.flow import Request
 from unmask.engine.generator import Generator
-from unmask.engine.request import check_compatible, plan, preset_name
+from unmask.engine.plan import plan, preset_name
+from unmask.engine.scheduler import Request
 from unmask.errors import UnknownName, UnmaskError
 from unmask.policies import Policy
 from unmask.serve.errors import wrong
@@ -99,11 +99,11 @@ def asked_by(
     decoding = body.decoding or {}
     suffix = body.suffix if isinstance(body, CompletionRequest) else None
     policy, settings = _policy(decoding, llm, policy), _settings(body, decoding, settings)
-    _check_work(decoding, llm, policy, settings)
     try:
-        check_compatible(policy, llm.model, settings)
+        block_size = plan(llm.model, policy, settings).block_size
     except UnmaskError as error:
         raise wrong(error, param="decoding") from error
+    _check_work(decoding, policy, min(block_size, llm.spec.max_length))
     return Asked(
         prompts=prompts,
         source=_source(body) if (settings.max_tokens or 0) < llm.spec.max_length else None,
@@ -199,10 +199,9 @@ def _unknown(key: str, known: list[str], described: dict[str, Any], *, named: bo
     return f"{key} is a parameter of policies such as {owner}, not of {policy}; name the policy under decoding.policy"
 
 
-def _check_work(decoding: dict[str, Any], llm: Generator, policy: Policy, settings: Settings) -> None:
+def _check_work(decoding: dict[str, Any], policy: Policy, most: int) -> None:
     """Refuse more passes over a block than it has positions, if that comes of the request: some could be idle."""
     passes = getattr(policy, "passes", None)
-    most = min(plan(llm.spec, policy, settings, {}).block_size, llm.spec.max_length)
     if isinstance(passes, int) and passes > most and decoding.keys() & {"passes", "block_size", "schedule"}:
         message = f"passes must be at most {most}, the positions of a block, got {passes}"
         raise wrong(message, param="decoding.passes" if "passes" in decoding else "decoding")

@@ -1,7 +1,7 @@
-"""The one thread that owns the model: it decodes who waits, and tells each client's side what has become of its texts.
+"""The one thread that owns the model: it decodes what waits, and tells each client's side what became of its texts.
 
-Batching is the engine's (`Generator.flow`); here are the line before it, its limit, and what happens when work fails or
-the server is told to stop. Knows nothing of HTTP but the errors that clients hear.
+Batching is the engine's; here are the limit of its line, and what happens when work fails or the server is told to
+stop. Knows nothing of HTTP but the errors that clients hear.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from unmask.engine.flow import Request
 from unmask.engine.generator import Generator
+from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError
 from unmask.serve.errors import ApiError, closing, failed, queue_full
 from unmask.serve.metrics import Metrics
@@ -71,10 +70,11 @@ class Worker:
     def __init__(
         self, llm: Generator, *, rows: int, max_queue: int, on_broken: Callable[[], None] = lambda: None
     ) -> None:
-        self.llm, self.rows, self.max_queue, self.on_broken = llm, rows, max_queue, on_broken
+        self.llm, self.max_queue, self.on_broken = llm, max_queue, on_broken
+        self._scheduler = Scheduler(rows=rows)
         self.metrics = Metrics()
         self.metrics.waiting.set_function(self.waiting)
-        self._line: deque[Request] = deque()
+        self._line = self._scheduler.line
         self._open: dict[int, tuple[Ticket, int]] = {}  # by the id of the request: its ticket, its number there
         self._work = threading.Condition()  # guards the two above, except that the engine takes from the line
         self._refusing = self._stopped = False
@@ -168,9 +168,10 @@ class Worker:
                     return
                 head = self._line[0]
             try:
-                for request, event in self.llm.flow(self._line, rows=self.rows):
+                for request, event in self.llm.decode(self._scheduler):
                     self._hear(request, event)
             except Exception as error:
+                self._scheduler.running.clear()
                 self._fail(error, head)
 
     def _hear(self, request: Request, event: StreamEvent) -> None:
@@ -180,10 +181,16 @@ class Worker:
         if len(self._line) > self.max_queue:
             self._sweep()
         ticket, number = self._open.get(id(request), (None, 0))
-        if event.output is not None or request.abandoned:
+        error = None if event.step is None else event.step.error
+        if event.output is not None or request.abandoned or error is not None:
             with self._work:
                 self._open.pop(id(request), None)
         if ticket is None or request.abandoned:
+            return
+        if error is not None:  # other clients' texts go on, but not the others of this ticket
+            log.error("decoding failed: %s", error)
+            ticket.abandon()
+            ticket.tell(failed(error))
             return
         if event.text_delta and not ticket.has_text:
             ticket.has_text = True

@@ -1,0 +1,124 @@
+"""Which positions a pass computes, and how many keys they see: the plan of a row, made on the host before each pass.
+
+A cache kind answers with a RowPlan; the engine puts the plans of the rows of one model call into a PassPlan, which
+models read. Knows nothing of models or policies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from unmask.device import on_device
+
+Span = tuple[int, int]  # half-open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlan:
+    """What one pass does to one row."""
+
+    span: Span  # positions computed, whose keys and values are written
+    visible: int  # keys seen: those of the canvas, or those up to the block's end
+    refresh: bool = False  # the pass renews the whole cache of the row
+    first_only: bool = False  # the pass commits the block's first position alone
+    pin_first: bool = False  # no pass over this block opens its first position again
+
+
+@runtime_checkable
+class RowState(Protocol):
+    """What a plan depends on."""
+
+    block_index: int  # which of the row's blocks is being filled
+    block_step: int  # passes already spent on it
+    stale: bool  # what the cache holds of the row is missing, or has drifted too far
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def block(self) -> Span: ...
+
+    @property
+    def block_before(self) -> Span | None: ...
+
+    @property
+    def begins_open(self) -> bool:
+        """Whether the block's first position is still a mask."""
+        ...
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """What is kept between passes, and what a pass computes anew. Frozen, and equal where the settings are."""
+
+    kind: ClassVar[str]
+
+    def plan(self, row: RowState, *, shifted: bool) -> RowPlan:
+        """The plan of the row's next pass; `shifted`: the head predicts a position from the one before it."""
+        ...
+
+    def plan_next(self, row: RowState, *, shifted: bool) -> RowPlan | None:
+        """The plan of the pass after the one under way, if the row stays in its block; None: the result decides."""
+        ...
+
+
+class PassPlan:
+    """The plans of the rows of one model call, and their tensors, each made when it is first asked for.
+
+    A call that repeats the plans of the call before it is given the same object, so that nothing is copied again.
+    """
+
+    def __init__(self, rows: tuple[RowPlan, ...], device: torch.device) -> None:
+        self.rows = rows
+        self.device = device
+
+    @classmethod
+    def whole(cls, lengths: list[int], device: torch.device) -> PassPlan:
+        """Every position of rows of these lengths."""
+        return cls(tuple(RowPlan(span=(0, length), visible=length) for length in lengths), device)
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        return [row.span for row in self.rows]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many positions of each row are computed."""
+        return [end - start for start, end in self.spans]
+
+    @cached_property
+    def seen(self) -> list[int]:
+        """How many keys the positions of each row see."""
+        return [row.visible for row in self.rows]
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every row is computed from its first position to the last that is seen."""
+        return all(row.span == (0, row.visible) for row in self.rows)
+
+    @cached_property
+    def positions(self) -> Int[Tensor, "b q"]:
+        """The positions of each span side by side; a shorter span repeats its last position."""
+        bounds = np.array(self.spans)
+        columns = bounds[:, :1] + np.arange(max(self.sizes))
+        return on_device(torch.from_numpy(np.minimum(columns, bounds[:, 1:] - 1)), self.device)
+
+    @cached_property
+    def visible(self) -> Int[Tensor, " b"]:
+        return on_device(self.seen, self.device)
+
+    @property
+    def padded(self) -> int:
+        """Positions to compute when every row is as wide as the widest."""
+        return len(self.sizes) * max(self.sizes)
+
+    def columns_of(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
+        """Which column of `positions` each of these positions is."""
+        return at if self.is_whole else at - self.positions[:, :1]

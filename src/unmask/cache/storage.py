@@ -1,0 +1,146 @@
+"""Memory for the keys and values of whole canvases, lent to generations and taken back.
+
+Knows nothing of blocks or policies: the kinds of cache say which positions to recompute. Keys are stored after the
+rotary embedding, which is the same as before it, since a position never moves, and spares a rotation per pass. A row
+keeps its slot from its first pass to its last, and storage is used again by later generations: what was captured in a
+CUDA graph must stay where it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from threading import Lock
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from unmask.device import on_device
+
+_POSITIONS = 256  # storage grows by so many: one for canvases of like length
+
+Layer: TypeAlias = tuple[Float[Tensor, "slots g length d"], Float[Tensor, "slots g length d"]]
+
+
+class Storage:
+    """Room for the keys and values of some rows of limited length; takes the shape of the model that first uses it."""
+
+    def __init__(self, *, rows: int, length: int, others: StoragePool | None = None) -> None:
+        self.rows, self.length = rows, length
+        self.layers: list[Layer] = []
+        self._others = others  # let go of where there is no room beside them
+
+    @property
+    def positions(self) -> int:
+        return self.rows * self.length
+
+    def allocate(self, *, n_layers: int, heads: int, width: int, like: Tensor) -> None:
+        """Make room, if that has not been done for a model of this dtype on this device."""
+        if self.layers and (self.layers[0][0].dtype, self.layers[0][0].device) == (like.dtype, like.device):
+            return
+        self.layers = []
+        sizes = (self.rows, heads, self.length, width)
+        try:
+            self.layers = _zeros(like, sizes, n_layers)
+        except torch.OutOfMemoryError:
+            if self._others is None:
+                raise
+            self._others.clear()
+            self.layers = _zeros(like, sizes, n_layers)
+
+
+def _zeros(like: Tensor, sizes: tuple[int, ...], n_layers: int) -> list[Layer]:
+    # They outlive this call, so they must not be born as inference tensors, which other code may not write to. Zeros:
+    # what was never written may be multiplied by a weight of zero, which must give zero.
+    with torch.inference_mode(False):
+        return [(like.new_zeros(sizes), like.new_zeros(sizes)) for _ in range(n_layers)]
+
+
+class KVCache:
+    """The slots of a storage that hold the rows of one model call."""
+
+    def __init__(self, storage: Storage, slots: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.storage = storage
+        self.slots = tuple(slots)  # where each row lies
+        self.index: Int[Tensor, " b"] = on_device(list(slots), torch.device(device))  # the same on the device
+        self.in_order = self.slots == tuple(range(len(self.slots)))
+
+    @classmethod
+    def new(cls, rows: int, length: int, device: torch.device | str = "cpu") -> KVCache:
+        """In a storage of its own."""
+        return cls(Storage(rows=rows, length=length), range(rows), device)
+
+    def rows(self) -> slice | Int[Tensor, " b"]:
+        """How to index a layer so that as little as possible is copied."""
+        return slice(len(self.slots)) if self.in_order else self.index
+
+
+class Lease:
+    """A storage on loan and its free slots; with guidance, a second one for predictions without the prompt."""
+
+    def __init__(self, pool: StoragePool, *, rows: int, length: int, guided: bool) -> None:
+        self._pool = pool
+        self.storages = [pool.borrow(rows, length) for _ in range(2 if guided else 1)]
+        self.rows, self.length = rows, min(storage.length for storage in self.storages)
+        self._free = list(range(rows))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """A slot for a row: the first that is free."""
+        return self._free.pop(0)
+
+    def give_back(self, slot: int) -> None:
+        self._free = sorted([*self._free, slot])
+
+    def close(self, *, usable: bool) -> None:
+        """Return the storage to the pool, unless a failed pass may have left in it what must not be read again."""
+        for storage in self.storages if usable else ():
+            self._pool.give_back(storage)
+        self.storages = []
+
+
+class StoragePool:
+    """Lends storage to generations, one at a time each.
+
+    What is given back is kept, with all that was captured on it, while it takes no more room than the largest batch
+    does once more: a long canvas now and then must not cost the short ones their graphs.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Storage] = []  # the last to be given back comes last
+        self._returned: deque[Storage] = deque()
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type[StoragePool], tuple[()]]:
+        return StoragePool, ()  # a copy begins empty
+
+    def borrow(self, rows: int, length: int) -> Storage:
+        """The smallest that is free and large enough, else a new one."""
+        with self._lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            fitting = [found for found in self._free if found.rows >= rows and found.length >= length]
+            if fitting:
+                chosen = min(fitting, key=lambda found: found.positions)
+                self._free.remove(chosen)
+                return chosen
+            new = Storage(rows=rows, length=-(-length // _POSITIONS) * _POSITIONS, others=self)
+            largest = max(found.positions for found in (new, *self._free))
+            while new.positions + sum(found.positions for found in self._free) > 2 * largest:
+                self._free.pop(0)
+            return new
+
+    def give_back(self, storage: Storage) -> None:
+        # Without the lock: a generation may be collected as garbage, and end, while this very thread borrows.
+        self._returned.append(storage)
+
+    def clear(self) -> None:
+        """Let go of all that is free."""
+        with self._lock:
+            self._returned.clear()
+            self._free.clear()

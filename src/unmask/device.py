@@ -1,0 +1,99 @@
+"""What a device can do, and the one place that chooses kernels over plain code.
+
+Plain code runs on every device. Folders called `kernels` and `cuda` hold what only saves time; plain code reaches them
+through this module alone and never imports them, so the package works without these folders. Kernels serve on CUDA
+devices from capability 8.0 on, if Triton is installed. UNMASK_KERNELS=0 in the environment turns them off, and captured
+graphs with them.
+
+Imports torch and the standard library only, so that rules can be copied into another engine together with this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache, wraps
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The name of every kernel that a plain function asks for; a test resolves them all.
+KERNEL_NAMES: list[str] = []
+
+
+def with_kernel(plain: F) -> F:
+    """Let a kernel take the place of a plain function, on devices where kernels are on.
+
+    The kernel of `package.module.function` is `package.kernels.module.function`. It takes the same arguments, of which
+    the first is a tensor, and answers NotImplemented to those that it cannot serve.
+    """
+    package, _, module = plain.__module__.rpartition(".")
+    home, name = f"{package}.kernels.{module}", plain.__name__  # ty: ignore[missing-attribute]
+    KERNEL_NAMES.append(f"{home}.{name}")
+
+    @wraps(plain)
+    def dispatched(*args: Any, **options: Any) -> Any:
+        if args[0].is_cuda:
+            kernels = fast_module(home, args[0].device)
+            found = NotImplemented if kernels is None else getattr(kernels, name)(*args, **options)
+            if found is not NotImplemented:
+                return found
+        return plain(*args, **options)
+
+    return dispatched  # ty: ignore[invalid-return-type]
+
+
+def fast_module(name: str, device: torch.device) -> ModuleType | None:
+    """The module of that name if kernels are on for the device; None: plain code serves."""
+    return _module(name) if kernels_on(device) else None
+
+
+def kernels_on(device: torch.device) -> bool:
+    """Whether kernels can run on the device, and are wanted."""
+    return device.type == "cuda" and os.environ.get("UNMASK_KERNELS") != "0" and _runs_triton(device)
+
+
+@cache
+def _runs_triton(device: torch.device) -> bool:
+    if torch.version.hip is not None or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def _module(name: str) -> ModuleType | None:
+    """None where the folder of the module has been left out."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            return None
+        raise
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, except on MPS, which has none.
+
+    A sum that is taken in it and rounded once does not show how many zeros a wider batch has added.
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def on_device(values: Tensor | list[Any], device: torch.device) -> Tensor:
+    """Numbers of the host on a device; the host does not wait until a busy device has copied them."""
+    found = values if isinstance(values, Tensor) else torch.tensor(values)
+    if device.type != "cuda" or found.is_cuda:  # elsewhere, a copy that is not waited for may come too late
+        return found.to(device)
+    return found.pin_memory().to(device, non_blocking=True)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when the device has done everything asked of it so far."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

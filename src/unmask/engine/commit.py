@@ -1,0 +1,117 @@
+"""From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the result.
+
+The result is the one thing that the host reads of a pass. Its layout is known here; the kernel that writes it is given
+the numbers below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from unmask.cache.base import Span
+from unmask.device import with_kernel
+from unmask.engine.observe import Observed
+from unmask.errors import UnmaskError
+from unmask.policies import with_progress
+from unmask.types import Decision
+
+# A row of results (b, PARTS k + FLAGS) has, for each of k columns, the token after the pass, whether it was committed
+# and whether it was opened again; then a number for each flag, in this order.
+PARTS = 3
+WAITING, DRIFTED, BROKEN, GOES_ON = range(4)
+FLAGS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a pass did to one row."""
+
+    committed: dict[int, int]  # position -> token
+    remasked: tuple[int, ...]
+    waiting: bool  # the policy let the row idle on purpose
+    drifted: bool  # the next pass must refresh the row's cache
+    broken: bool  # an open position had no usable logits
+    goes_on: bool  # the next pass is over the same block, and no refresh
+    error: UnmaskError | None = None  # why the policy could not decide
+
+    @classmethod
+    def failed(cls, error: UnmaskError) -> PassResult:
+        """A pass that did nothing, because the policy could not decide."""
+        nothing = dict.fromkeys(("waiting", "drifted", "broken", "goes_on"), False)
+        return cls(committed={}, remasked=(), error=error, **nothing)
+
+    @classmethod
+    def read(cls, numbers: list[int], block: Span) -> PassResult:
+        width, start = (len(numbers) - FLAGS) // PARTS, block[0]
+        columns, flags = range(block[1] - start), [bool(number) for number in numbers[PARTS * width :]]
+        return cls(
+            committed={start + c: numbers[c] for c in columns if numbers[width + c]},
+            remasked=tuple(start + c for c in columns if numbers[2 * width + c]),
+            waiting=flags[WAITING],
+            drifted=flags[DRIFTED],
+            broken=flags[BROKEN],
+            goes_on=flags[GOES_ON],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitInputs:
+    """A policy's decision, and the window to which it applies."""
+
+    decision: Decision
+    observed: Observed
+    at: Int[Tensor, "b k"]  # absolute position of every column
+    drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: no cache drifts
+    first_only: Bool[Tensor, " b"] | None  # rows that must commit the first position of their block, and no other
+    pinned: Bool[Tensor, " b"] | None  # rows whose block's first position must not be opened again
+    mask_id: int
+    mask_allowed: bool  # the mask token may be proposed; then the position stays open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a pass really does to the window: the policy's decision within the guarantees of the loop."""
+
+    commit: Bool[Tensor, "b k"]
+    remask: Bool[Tensor, "b k"] | None
+    tokens: Int[Tensor, "b k"]
+
+
+def outcome_of(inputs: CommitInputs) -> Outcome:
+    """What becomes of the decision."""
+    decision, observed = inputs.decision, inputs.observed
+    commit = with_progress(decision, observed.view.masked)
+    tokens = observed.view.proposed if decision.tokens is None else decision.tokens
+    first = torch.arange(commit.shape[1], device=commit.device) == 0
+    if inputs.first_only is not None:
+        alone = inputs.first_only[:, None]
+        commit = torch.where(alone, first, commit)
+        tokens = torch.where(alone, observed.logits.argmax(-1), tokens)
+    if inputs.mask_allowed:
+        commit = commit & (tokens != inputs.mask_id)
+    remask = None if decision.remask is None else decision.remask & observed.state.decoded
+    if remask is not None and inputs.pinned is not None:
+        remask = remask & ~(inputs.pinned[:, None] & first)
+    return Outcome(commit=commit, remask=remask, tokens=tokens)
+
+
+@with_kernel
+def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"]]:
+    """The canvases after the commits, and the results."""
+    outcome, before, drifted = outcome_of(inputs), inputs.observed.state.tokens, inputs.drifted
+    commit, remask = outcome.commit, outcome.remask
+    after = torch.where(commit, outcome.tokens, before)
+    if remask is not None:
+        after = after.masked_fill(remask, inputs.mask_id)
+    # Columns outside a narrow block repeat its last position, so changes are added to the canvas, not set.
+    tokens = tokens.scatter_add(1, inputs.at, after - before)
+    goes_on = (after == inputs.mask_id).any(-1)
+    goes_on = goes_on if drifted is None else goes_on & ~drifted
+    none = torch.zeros_like(goes_on)
+    flags = [none if flag is None else flag for flag in (inputs.decision.wait, drifted, inputs.observed.broken())]
+    remasked = none[:, None].expand_as(commit) if remask is None else remask
+    return tokens, torch.cat([after, commit, remasked, *(flag[:, None] for flag in (*flags, goes_on))], dim=1)

@@ -1,0 +1,100 @@
+"""What happens between a prediction and the host's read of it, captured as CUDA graphs: dozens of small launches.
+
+Captured decisions live as long as the storage pool of the generator that decodes, and serve every generation with the
+same policy and settings.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from unmask import policies
+from unmask.cache.storage import StoragePool
+from unmask.engine.batch import Group
+from unmask.engine.commit import CommitInputs, apply
+from unmask.engine.forward import Pass
+from unmask.engine.window import Window
+from unmask.models.base import ModelSpec, Prediction
+from unmask.models.kernels.graphs import Graphs
+from unmask.rules.kernels.serving import serves
+
+_MOST = 4  # policies whose graphs are kept
+_SHAPES = 16  # and shapes of each: a graph has a copy of its logits, or keeps those alive that it reads elsewhere
+_LOOKING = Lock()
+_KEPT: WeakKeyDictionary[StoragePool, OrderedDict[Any, Decisions]] = WeakKeyDictionary()
+
+
+def forget_decisions(pool: StoragePool) -> None:
+    """Let go of what was captured for generations with this pool."""
+    with _LOOKING:
+        _KEPT.pop(pool, None)
+
+
+class Decisions:
+    """The graphs for one policy."""
+
+    def __init__(self) -> None:
+        self._graphs = Graphs(after=2, pads=True, steady=(3, 4, 5, 6), most=_SHAPES)
+        self._lock = Lock()
+
+    @classmethod
+    def of(cls, pool: StoragePool, spec: ModelSpec, group: Group) -> Decisions:
+        """Those of earlier groups like this one, or new ones."""
+        with _LOOKING:
+            kept, key = _KEPT.setdefault(pool, OrderedDict()), (spec, group.policy, group.settings)
+            found = kept.setdefault(key, cls())
+            kept.move_to_end(key)
+            if len(kept) > _MOST:
+                kept.popitem(last=False)
+            return found
+
+    def __call__(self, spec: ModelSpec, group: Group, done: Pass) -> tuple[Tensor, Tensor]:
+        """The group's tokens after the pass, and its results: copies, which the next call leaves alone."""
+        window, prediction = done.window, done.prediction
+        flags = {"drifted": done.drifted, "first_only": done.first_only(), "pinned": done.pinned()}
+        given = {name: flag for name, flag in flags.items() if flag is not None}
+
+        def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
+            holes, at, inside, length, *values = steady
+            here = dict(zip(given, values, strict=True))
+            frame = Window(blocks=(), at=at, inside=inside, step=step, length=length)
+            own = torch.cuda.is_current_stream_capturing()  # what a graph reads it has to itself
+            observed = group.observer(Prediction(logits=logits), frame, tokens, holes, [], None, own=own)
+            decision, _ = policies.decide(group.policy, observed.view, None)
+            inputs = CommitInputs(
+                decision=decision,
+                observed=observed,
+                at=at,
+                drifted=here.get("drifted"),
+                first_only=here.get("first_only"),
+                pinned=here.get("pinned"),
+                mask_id=spec.mask_id,
+                mask_allowed=not group.settings.suppress_mask_token,
+            )
+            return apply(tokens, inputs)
+
+        logits, steady = prediction.logits, (group.holes, window.at, window.inside, window.length)
+        inputs = (logits, group.tokens, window.step, *steady, *given.values())
+        # Logits that the model always leaves in the same place are read there.
+        home = logits.data_ptr() if prediction.fleeting else None
+        with self._lock:
+            at_home = () if home is None else (0,)
+            tokens, results = self._graphs(decide, *inputs, kind=(*given, home), at_home=at_home)
+            return tokens.clone(), results.clone()
+
+
+def can_capture(group: Group) -> bool:
+    """Whether the decisions of the group are a function of tensors alone."""
+    pure = policies.is_pure(group.policy) and not group.observer.needs
+    return pure and group.settings.temperature == 0.0 and group.detail is None
+
+
+def worth_capturing(done: Pass) -> bool:
+    """A pass that refreshes every row is long enough to hide the launches that follow it."""
+    return serves(done.prediction.logits) and not all(row.refresh for row in done.plan.rows)

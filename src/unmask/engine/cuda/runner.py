@@ -1,0 +1,166 @@
+"""Passes on a CUDA device: decisions are captured, results are read from pinned memory, and the next pass begins early.
+
+A pass writes keys and values, so it cannot be thrown away: it begins before the host has read the result of the one
+before only if the same rows take part and its plan does not depend on that result. Then the device never waits for the
+host. Tokens are those of the plain runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from unmask.cache.base import PassPlan
+from unmask.cache.storage import StoragePool
+from unmask.device import on_device
+from unmask.engine.batch import Batch, Call, Group, Row
+from unmask.engine.commit import FLAGS, GOES_ON, PassResult
+from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions, worth_capturing
+from unmask.engine.detail import Numbers
+from unmask.engine.forward import Pass
+from unmask.engine.runner import Decided, PlainRunner, numbers_of, results_of
+from unmask.engine.window import Window
+from unmask.models.base import MaskedLM, Prediction
+from unmask.models.kernels import passes
+from unmask.models.transformer import Transformer
+from unmask.policies import most_commits
+
+Reading = Callable[[Int[Tensor, " numbers"]], Callable[[], list[int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched:
+    """A pass that has begun before its rows are known to need it."""
+
+    rows: list[Row]
+    prediction: Prediction
+
+
+class CudaRunner(PlainRunner):
+    """Begins the next pass as soon as it is certain."""
+
+    def __init__(self, model: MaskedLM, pool: StoragePool) -> None:
+        super().__init__(model, pool)
+        self.reading: Reading = pinned_reading
+        self._pass: Pass | None = None  # the one under way
+        self._launched: _Launched | None = None  # the one after it
+        self._begun: tuple[Call, Pass] | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self._launched is not None
+
+    def forward(self, call: Call) -> Pass:
+        begun, self._begun = self._begun, None
+        self._pass = begun[1] if begun is not None and begun[0] is call else super().forward(call)
+        return self._pass
+
+    def decided(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], Numbers | None]:
+        if not can_capture(group) or not worth_capturing(done):
+            return super().decided(group, done)
+        decisions = Decisions.of(self.pool, self.model.spec, group)
+        group.tokens, results = decisions(self.model.spec, group, done)
+        return results, None
+
+    def read(self, batch: Batch, decided: list[Decided]) -> list[list[PassResult]]:
+        read = self.reading(numbers_of(decided))
+        if len(batch.calls) > 1 or not batch.settled:
+            return results_of(decided, read())
+        call, ready = batch.calls[0], None
+        if (prediction := self._predict_anywhere(call, decided)) is None:
+            ready = self._prepared(call, self._pass.window if self._pass else None)
+            prediction = ready() if ready is not None and _cannot_complete(call) else None
+        results = results_of(decided, read())
+        if prediction is None and ready is not None and all(row.goes_on for found in results for row in found):
+            prediction = ready()
+        if prediction is not None:
+            self._launched = _Launched(rows=call.rows, prediction=prediction)
+        return results
+
+    def begin(self, batch: Batch) -> None:
+        launched, self._launched = self._launched, None
+        if not batch.calls:
+            return
+        call = batch.calls[0]
+        if launched is None:
+            self._begun = call, super().forward(call)
+            return
+        prediction, rows = launched.prediction, call.rows
+        if rows != launched.rows:  # a row has failed
+            index = on_device([launched.rows.index(row) for row in rows], self.model.device)
+            prediction = Prediction(logits=prediction.logits[index])
+        plan, window = call.plan(shifted=self.model.spec.shifted), call.window()
+        self._begun = call, Pass(window=window, plan=plan, prediction=prediction, drifted=None)
+
+    def close(self, *, usable: bool) -> None:
+        self._pass = self._launched = self._begun = None
+        if not usable:  # memory may have run out: let go of all that is kept for later
+            self.pool.clear()
+            forget_decisions(self.pool)
+            passes.forget(self.model)
+
+    def prepare(self, call: Call, plan: PassPlan, at: Int[Tensor, "b k"] | None) -> Callable[[], Prediction] | None:
+        """A pass over the call's rows, ready to begin; None where the model does not prepare passes."""
+        if not passes.serve(self.model):
+            return None
+        assert isinstance(self.model, Transformer)
+        inputs = call.tokens(), plan, at, call.caches[0], call.kind.block_size
+        return passes.passes_of(self.model).prepare(*inputs)
+
+    def _prepared(self, call: Call, window: Window | None) -> Callable[[], Prediction] | None:
+        """The next pass of rows that stay in their blocks; None where it needs more than a plain prediction."""
+        kind = call.kind
+        plain = not (kind.guided or kind.whole or kind.shadow or kind.attention_layers)
+        plan = call.plan_next(shifted=self.model.spec.shifted) if plain else None
+        if plan is None or window is None:
+            return None
+        return self.prepare(call, plan, None if plan.spans == list(window.blocks) else window.at)
+
+    def _predict_anywhere(self, call: Call, decided: list[Decided]) -> Prediction | None:
+        """The next pass, begun, where each row either stays in its block or goes on to the next, alike for all rows.
+
+        Without a cache both compute the whole canvas, and which block is predicted follows from a flag on the device.
+        """
+        rows, window = call.rows, self._pass.window if self._pass else None
+        if call.kind.cache != "none" or window is None or any(row.plan.settings.early_stop for row in rows):
+            return None
+        blocks = [block for row in rows for block in row.canvas.blocks[row.canvas.block_index :][:2]]
+        starts, widths = [start for start, _ in blocks], {end - start for start, end in blocks}
+        shifts = {after - before for before, after in zip(starts[::2], starts[1::2], strict=False)}
+        if len(blocks) < 2 * len(rows) or len(widths) > 1 or len(shifts) > 1:
+            return None
+        results = [one.results for one in decided if one.results is not None]
+        if len(results) < len(decided):
+            return None
+        goes_on = torch.cat([found[:, GOES_ON - FLAGS] for found in results]) > 0
+        at = torch.where(goes_on[:, None], window.at, window.at + shifts.pop())
+        ready = self._prepared(call, replace(window, at=at, blocks=()))
+        return None if ready is None else ready()
+
+
+def _cannot_complete(call: Call) -> bool:
+    """Whether every policy leaves its rows' blocks open in this pass, whatever it sees."""
+    return all(
+        most_commits(row.plan.policy, row.canvas.open_in_block(), row.canvas.block_step) < row.canvas.open_in_block()
+        for row in call.rows
+    )
+
+
+def pinned_reading(numbers: Int[Tensor, " numbers"]) -> Callable[[], list[int]]:
+    """Begin to copy to the host; the call waits for what has been asked of the device until now, and no longer."""
+    if not numbers.is_cuda:
+        return numbers.tolist
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(numbers.device))
+
+    def read() -> list[int]:
+        done.synchronize()
+        return copy.tolist()
+
+    return read

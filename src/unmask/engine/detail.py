@@ -1,0 +1,57 @@
+"""The numbers behind a forward pass, for traces: probabilities, margins, intensities, candidates, overlap.
+
+Reading them costs several host reads, so they are gathered only when a trace is recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Int
+from torch import Tensor
+
+from unmask.rules.marginals import probability_of, top2_margin
+from unmask.types import Decision, StepEvent, StepView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """What events should tell beyond the commits; each costs time."""
+
+    candidates: int = 5  # likeliest tokens of every open position
+    overlap: bool = False  # the overlap matrix, for policies that have one
+
+
+class Numbers:
+    """The numbers behind one pass over a group of rows, read from the device."""
+
+    def __init__(self, view: StepView, decision: Decision, tokens: Int[Tensor, "b k"], detail: Detail) -> None:
+        logits = view.working(view.logits)
+        self.start = view.start.tolist()
+        self.masked = view.masked.tolist()
+        self.probability = probability_of(tokens, logits).tolist()
+        self.margin = top2_margin(logits).tolist()
+        self.intensity = None if decision.intensity is None else decision.intensity.tolist()
+        best = logits.softmax(-1).topk(min(detail.candidates, logits.shape[-1]), dim=-1)
+        self.candidate_ids, self.candidate_probabilities = best.indices.tolist(), best.values.tolist()
+        self.overlap = decision.overlap.tolist() if detail.overlap and decision.overlap is not None else None
+
+    def attach(self, event: StepEvent, row: int) -> StepEvent:
+        """The event of that row of the group, with what is known about its positions."""
+        start = self.start[row]
+        columns = [column for column, open_ in enumerate(self.masked[row]) if open_]
+        commits = tuple(
+            replace(
+                commit,
+                probability=self.probability[row][commit.position - start],
+                margin=self.margin[row][commit.position - start],
+                intensity=None if self.intensity is None else self.intensity[row][commit.position - start],
+            )
+            for commit in event.committed
+        )
+        candidates = {
+            start + c: list(zip(self.candidate_ids[row][c], self.candidate_probabilities[row][c], strict=True))
+            for c in columns
+        }
+        overlap = None if self.overlap is None else [[self.overlap[row][a][b] for b in columns] for a in columns]
+        return replace(event, committed=commits, candidates=candidates, overlap=overlap)

@@ -1,0 +1,190 @@
+"""What a call asked for, with every default filled in and everything checked: the plan of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from unmask import __version__, policies
+from unmask.cache import Cache, cache_for
+from unmask.device import widest_float
+from unmask.engine.text import Ending
+from unmask.errors import UnknownName, UnmaskError
+from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
+from unmask.models.tokenizer import TextCodec
+from unmask.policies import Policy, name_of, needs_of
+from unmask.settings import Settings
+from unmask.trace.record import SCHEMA
+
+# What only passes over whole canvases give.
+WITHOUT_CACHE = frozenset({"sequence_logits", "attention", "shadow"})
+_OF_BATCHES = ("trace", "batch_size", "timed", "on_step", "on_output")
+# What each row has for itself, so that requests which differ in it may be decided together.
+_OWN = ("max_tokens", "block_size", "seed", "cache", "refresh", "stop", "stop_token_ids", "early_stop", "cfg_scale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKind:
+    """What must be equal for rows to share a model call."""
+
+    cache: str
+    guided: bool
+    whole: bool  # logits of every position, not of the block alone
+    shadow: bool
+    attention_layers: range | None
+    drift: float | None  # tolerated before a refresh; None: drift does not count
+    block_size: int | None  # of a block-causal model, whose attention depends on it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A resolved request: nothing in it is left to default."""
+
+    policy: Policy
+    settings: Settings
+    spec: ModelSpec
+
+    @property
+    def max_tokens(self) -> int:
+        assert self.settings.max_tokens is not None
+        return self.settings.max_tokens
+
+    @property
+    def block_size(self) -> int:
+        assert self.settings.block_size is not None
+        return self.settings.block_size
+
+    @cached_property
+    def cache(self) -> Cache:
+        return cache_for(self.settings)
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        return needs_of(self.policy)
+
+    @cached_property
+    def call_kind(self) -> CallKind:
+        """Requests of one kind share model calls."""
+        layers: Any = getattr(self.policy, "attention_layers", None)
+        return CallKind(
+            cache=self.cache.kind,
+            guided=self.settings.cfg_scale > 0.0,
+            whole="sequence_logits" in self.needs,
+            shadow="shadow" in self.needs,
+            attention_layers=layers(self.spec.n_layers) if "attention" in self.needs else None,
+            drift=self.settings.tolerated_drift if self.cache.kind in ("prefix", "dual") else None,
+            block_size=self.block_size if self.spec.causal else None,
+        )
+
+    @cached_property
+    def decision_settings(self) -> Settings:
+        """The settings on which a decision depends, all others at their defaults."""
+        return self.settings.with_(**{item.name: item.default for item in fields(Settings) if item.name in _OWN})
+
+    def ending(self, codec: TextCodec) -> Ending:
+        """Where its texts end."""
+        ids = self.spec.end_ids | frozenset(self.settings.stop_token_ids)
+        return Ending(token_ids=ids, strings=self.settings.stop, codec=codec)
+
+    def header(self, model: MaskedLM) -> dict[str, Any]:
+        """What a trace says about how it came to be."""
+        header: dict[str, Any] = {
+            "schema": SCHEMA,
+            "model": model.spec.name,
+            "policy": policies.describe(self.policy),
+            "settings": self.settings.to_dict(),
+            "device": str(model.device),
+            "dtype": _plain(model.dtype),
+            "versions": {"unmask": __version__, "torch": str(torch.__version__)},
+        }
+        if (quantize := quantization_of(model)) is not None:
+            header["quantize"] = quantize
+        if (widest := widest_float(model.device)) != torch.float64:
+            header["notes"] = [
+                f"{model.device.type} has no float64: what the public code does in it was done in {_plain(widest)}"
+            ]
+        return header
+
+
+def plan(
+    model: MaskedLM, policy: str | Policy | None, settings: Settings | None, shorthand: dict[str, Any] | None = None
+) -> Plan:
+    """Fill in what the caller leaves open, and refuse in one line what has no meaning."""
+    spec, family = model.spec, preset_name(model.spec)
+    given = _merged(settings, shorthand or {}).to_dict()
+    policy = policies.resolve(policy, family)
+    made = Plan(
+        policy=policy,
+        settings=policies.resolve_settings(policy, family, given, recommended=recommended(spec)),
+        spec=spec,
+    )
+    check(made, model)
+    return made
+
+
+def recommended(spec: ModelSpec) -> dict[str, Any]:
+    """Settings that go with a checkpoint, where the caller does not say otherwise."""
+    lengths = {"max_tokens": spec.max_tokens, "block_size": spec.block_size}
+    return lengths | ({"cache": "exact"} if spec.causal else {})
+
+
+def check(plan: Plan, model: MaskedLM) -> None:
+    """Refuse, in one line, a combination that has no meaning."""
+    name, spec, settings, able = name_of(plan.policy), plan.spec, plan.settings, capabilities_of(model)
+    if taken := sorted({item.name for item in fields(Settings)} & set(policies.describe(plan.policy)) - {"name"}):
+        raise UnmaskError(f"the policy {name} has a parameter {taken[0]!r}, which is the name of a setting")
+    beyond = ", ".join(sorted(plan.needs & WITHOUT_CACHE))
+    if settings.cache != "none" and beyond:
+        raise UnmaskError(f"the policy {name} needs {beyond} and cannot run with cache={settings.cache!r}")
+    if "shadow" in plan.needs and spec.shifted:
+        raise UnmaskError(f"the policy {name} is not defined for {spec.family} models, whose head is shifted")
+    if "shadow" in plan.needs and spec.causal:
+        raise UnmaskError(f"the policy {name} is not defined for {spec.family} models, which see only what lies before")
+    for need, can in (("attention", able.attention), ("shadow", able.shadow)):
+        if need in plan.needs and not can:
+            raise UnmaskError(f"the policy {name} needs {need}, which {spec.name} does not give")
+    if settings.cache == "exact" and not spec.causal:
+        raise UnmaskError(f"cache='exact' is for block-causal models; {spec.name} sees both ways: use prefix or dual")
+    if settings.cache in ("prefix", "dual") and spec.causal:
+        raise UnmaskError(f"cache={settings.cache!r} is for models that see both ways; {spec.name} has cache='exact'")
+    if plan.call_kind.drift is not None and not able.states:
+        raise UnmaskError(f"refresh={settings.refresh!r} needs a model that tells its states; {spec.name} does not")
+
+
+def preset_name(spec: ModelSpec) -> str:
+    """The name under which presets know the checkpoint: its own if it tells the family, else the family's."""
+    own = spec.name.lower()
+    others = {"llada", "dream"} - {spec.convention}
+    return spec.name if spec.convention in own and not any(other in own for other in others) else spec.convention
+
+
+def quantization_of(model: MaskedLM) -> str | None:
+    """In which 8-bit format the weights of the model's blocks are kept; None: in the model's dtype."""
+    return getattr(model, "quantized", None)
+
+
+def _merged(settings: Settings | None, shorthand: dict[str, Any]) -> Settings:
+    if settings is not None and not isinstance(settings, Settings):
+        raise UnmaskError(
+            f"settings must be a Settings object, got {type(settings).__name__}; or give its fields as keywords"
+        )
+    known = {item.name: item.default for item in fields(Settings)}
+    for key in shorthand:
+        if key in _OF_BATCHES:
+            raise UnmaskError(f"{key} is for generate, chat and infill only")
+        if key not in known:
+            owner = policies.owner_of(key)
+            if owner is not None:
+                way = f"pass policy=policies.get({owner!r}, {key}=...)"
+                raise UnmaskError(f"{key} is a parameter of policies such as {owner}, not a setting: {way}")
+            raise UnknownName("setting", key, known)
+        if settings is not None and getattr(settings, key) != known[key]:
+            raise UnmaskError(f"{key} is given twice: in settings and as a keyword")
+    return (settings or Settings()).with_(**shorthand)
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,90 @@
+"""Requests, and which of them is next: the only way into the loop, for every surface.
+
+First come, first served. A request waits only while every row is taken, or while the batch has no storage that is long
+enough for its cache and may take no more. Knows nothing of threads or clients.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from unmask.engine.canvas import Canvas
+from unmask.engine.detail import Detail
+from unmask.engine.plan import Plan
+from unmask.engine.text import Ending, TextStream, continued, infilled, is_complete
+from unmask.errors import UnmaskError
+from unmask.policies import remasks
+from unmask.types import Output, StepEvent, StreamEvent
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """One text to decode, checked and ready to begin, once."""
+
+    canvas: Canvas
+    plan: Plan
+    ending: Ending | None = None  # None: the canvas is filled, and nothing is said of its text
+    infills: bool = False  # the whole text is asked for, not what continues a prompt
+    detail: Detail | None = None  # what its events say beyond the commits
+    abandoned: bool = False  # leaves the batch after the pass under way, or never joins one; set from any thread
+    _text: TextStream | None = field(init=False, default=None)
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def ended(self) -> bool:
+        """Whether the text is complete, though the canvas is not, and decoding may stop there."""
+        if not self.plan.settings.early_stop or self.ending is None:
+            return False
+        return is_complete(self.canvas, self.ending)
+
+    def output(self) -> Output:
+        """What the finished canvas says."""
+        assert self.ending is not None
+        return infilled(self.canvas, self.ending) if self.infills else continued(self.canvas, self.ending)
+
+    def stream(self, step: StepEvent) -> StreamEvent:
+        """What a pass has made certain of the text."""
+        assert self.ending is not None
+        self._text = self._text or TextStream(ending=self.ending)
+        finished = self.canvas.finished and step.error is None
+        prefix = self.canvas.prefix(whole_blocks=remasks(self.plan.policy))
+        delta = self._text.feed(prefix, final=finished)
+        return StreamEvent(text_delta=delta, step=step, output=self.output() if finished else None)
+
+
+class Scheduler:
+    """The line of requests that wait, and the rows there are for them."""
+
+    def __init__(self, requests: Iterable[Request] = (), *, rows: int = 8) -> None:
+        if rows < 1:
+            raise UnmaskError(f"rows must be at least 1, got {rows}")
+        self.rows = rows
+        self.line: deque[Request] = deque(requests)  # other threads may add to its right end
+        self.dropped: deque[Request] = deque()  # abandoned while they waited
+        self.running: dict[int, Request] = {}  # by the number of the row; who hears of its end takes it out
+        self._count = 0
+
+    def take(self, room: int, fits: Callable[[Request], bool]) -> list[tuple[int, Request]]:
+        """Up to `room` requests from the head of the line, with the numbers of their rows, up to one that does not fit.
+
+        A number is never given twice.
+        """
+        taken: list[tuple[int, Request]] = []
+        while self.line and len(taken) < room:
+            head = self.line[0]
+            if not isinstance(head, Request):
+                raise UnmaskError(f"what waits must be made by `request`, got {type(head).__name__}")
+            if head.canvas.passes or head.canvas.finished or head in self.running.values():
+                raise UnmaskError("a request waits that is or was decoded; make a new one")
+            if head.abandoned:
+                self.dropped.append(self.line.popleft())
+                continue
+            if not fits(head):
+                break
+            self.running[self._count] = self.line.popleft()
+            taken.append((self._count, head))
+            self._count += 1
+        return taken

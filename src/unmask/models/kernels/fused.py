@@ -1,0 +1,323 @@
+"""The transformer's small operations on a CUDA device, in a launch each; layers.py has them for every device.
+
+Where there are few rows, their products with the weights are done here too, together with what follows them. Knows
+tensors only. Shapes depend on the host's numbers, what is allocated comes from torch, and nothing waits for the device,
+so a CUDA graph can capture it all. The width of a head is a power of two, at least 16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from unmask.models.kernels import triton_layers, triton_products
+from unmask.rules.kernels.serving import next_power
+
+_KERNELS: Any = triton_layers  # a launch is no call that a type checker understands
+_PRODUCTS: Any = triton_products
+
+_HALF = (torch.bfloat16, torch.float16)
+# Rows for which a product reads its weights as fast as the vendor's library does.
+_FEW_ROWS = 32
+# Programs that run at a time on a device with 132 multiprocessors, two on each.
+_PROGRAMS = 264
+_MOST_PARTS = 4
+
+Store: TypeAlias = tuple[Float[Tensor, "s g c d"], Float[Tensor, "s g c d"], Int[Tensor, " b"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTiles:
+    """How attention is cut, in powers of two. The split decides how sums are rounded; all of them decide the speed."""
+
+    split: int | None = 256  # keys that one program sees, a multiple of `keys`; None: all
+    keys: int = 64  # of these at a time
+    rows: int = 64  # queries of one program, counting every head that shares the keys
+    warps: int = 4
+    stages: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTiles:
+    """How a product is cut, in powers of two but for the parts: decides in which order numbers are added."""
+
+    columns: int = 64
+    inner: int = 128
+    parts: int = 1
+    warps: int = 4
+    stages: int = 4
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the functions below take tensors like this one."""
+    return x.dtype == torch.float32 or x.dtype in _HALF
+
+
+def few(positions: int, dtype: torch.dtype) -> bool:
+    """Whether products with so many rows are worth having here: `project_turn_store`, `gated`, `partial_product`."""
+    return dtype in _HALF and 0 < positions <= _FEW_ROWS
+
+
+def project_turn_store(
+    normed: Float[Tensor, "b q w"],
+    weight: Float[Tensor, "heads w"],
+    bias: Float[Tensor, " heads"] | None,
+    table: Float[Tensor, "2 _ d"],
+    positions: Int[Tensor, "b q"],
+    n_heads: int,
+    n_kv_heads: int,
+    store: Store,
+    *,
+    tiles: ProductTiles | None = None,
+) -> Float[Tensor, "b q heads"]:
+    """The linear layer, and `turn_and_store` of what it gives. In the result, keys and values are not filled in."""
+    keys, values, slots = store
+    _check_contiguous(normed=normed, weight=weight, table=table, keys=keys, values=values)
+    b, q, w = normed.shape
+    _, turns, d = table.shape
+    tiles = tiles or ProductTiles()
+    out = normed.new_empty(b, q, weight.shape[0])
+    with torch.cuda.device_of(normed):
+        _PRODUCTS.project_heads[(-(-weight.shape[0] // tiles.columns),)](
+            *(normed, weight, weight if bias is None else bias, table, positions.contiguous(), keys, values, slots),
+            *(out, b * q, w, q, turns, keys.shape[2]),
+            H=n_heads,
+            G=n_kv_heads,
+            D=d,
+            BIASED=bias is not None,
+            **_cut(tiles, b * q, w),
+        )
+    return out
+
+
+def gated(
+    normed: Float[Tensor, "b q w"], weight: Float[Tensor, "both w"], *, tiles: ProductTiles | None = None
+) -> Float[Tensor, "b q f"]:
+    """The linear layer without a bias, and `gate` of what it gives."""
+    _check_contiguous(normed=normed, weight=weight)
+    b, q, w = normed.shape
+    tiles = tiles or ProductTiles(stages=3)
+    f = weight.shape[0] // 2
+    out = normed.new_empty(b, q, f)
+    with torch.cuda.device_of(normed):
+        _PRODUCTS.gate_product[(-(-2 * f // tiles.columns),)](
+            *(normed, weight, out, b * q, w, f), **_cut(tiles, b * q, w)
+        )
+    return out
+
+
+def partial_product(
+    x: Float[Tensor, "b q k"], weight: Float[Tensor, "w k"], *, tiles: ProductTiles | None = None
+) -> Float[Tensor, "parts b q w"]:
+    """The linear layer without a bias, in float32 and in parts, which `add_norm` adds."""
+    _check_contiguous(x=x, weight=weight)
+    b, q, k = x.shape
+    w = weight.shape[0]
+    tiles = tiles or _tiles_of_parts(w, k)
+    out = x.new_empty(tiles.parts, b, q, w, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _PRODUCTS.part_product[(-(-w // tiles.columns), tiles.parts)](
+            *(x, weight, out, b * q, k, w), **_cut(tiles, b * q, k)
+        )
+    return out
+
+
+def _tiles_of_parts(n: int, k: int) -> ProductTiles:
+    """Of the matrix only, not of the rows, so that no row is added up in another order among others."""
+    columns, stages = (64, 4) if k > 16_384 else (32, 5)
+    parts = min(_PROGRAMS // -(-n // columns), -(-k // 128), _MOST_PARTS)
+    return ProductTiles(columns=columns, inner=128, parts=max(1, parts), stages=stages)
+
+
+def _cut(tiles: ProductTiles, rows: int, inner: int) -> dict[str, int | bool]:
+    return {
+        "ROWS": max(16, next_power(rows)),
+        "COLUMNS": tiles.columns,
+        "INNER": tiles.inner,
+        "EVEN": inner % tiles.inner == 0,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
+
+
+def add_norm(
+    x: Float[Tensor, "b n w"],
+    update: Float[Tensor, "b n w"] | Float[Tensor, "parts b n w"] | None,
+    weight: Float[Tensor, " w"],
+    eps: float,
+) -> tuple[Float[Tensor, "b n w"], Float[Tensor, "b n w"]]:
+    """`x + update`, or `x` itself without one, and the RMS norm of that with the gain `weight`.
+
+    Parts of an update are added in their order, and the sum is rounded first.
+    """
+    x, w = x.contiguous(), x.shape[-1]
+    total = x if update is None else torch.empty_like(x)
+    normed = torch.empty_like(x)
+    if x.numel():
+        with torch.cuda.device_of(x):
+            _KERNELS.add_norm_rows[(x.numel() // w,)](
+                *(x, x if update is None else update.contiguous(), weight, total, normed, w, eps),
+                PARTS=0 if update is None else update.numel() // x.numel(),
+                W=next_power(w),
+                num_warps=min(8, max(1, next_power(w) // 256)),
+            )
+    return total, normed
+
+
+def gate(gate_up: Float[Tensor, "b n both"]) -> Float[Tensor, "b n f"]:
+    """silu of the first half of the features, times the second half."""
+    gate_up, f = gate_up.contiguous(), gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:2], f)
+    if out.numel():
+        size = min(1024, next_power(f))
+        with torch.cuda.device_of(out):
+            _KERNELS.gate_rows[(out.numel() // f, -(-f // size))](gate_up, out, f, F=size, num_warps=4)
+    return out
+
+
+def turn_and_store(
+    qkv: Float[Tensor, "b n heads"],
+    table: Float[Tensor, "2 _ d"],
+    positions: Int[Tensor, "b n"] | None,
+    n_heads: int,
+    n_kv_heads: int,
+    store: Store | None,
+) -> None:
+    """Turn queries and keys by their positions, in place; copy keys and values to the rows' places in a store.
+
+    Positions default to 0, 1, 2, ..., and are below the store's capacity; what has the position -1 is not stored. No
+    two rows share a place, unless they are the same.
+    """
+    _check_contiguous(qkv=qkv, table=table)
+    b, n, _ = qkv.shape
+    _, rows, d = table.shape
+    keys, values, slots = (qkv, qkv, qkv) if store is None else store
+    if store is not None:
+        _check_contiguous(keys=keys, values=values)
+    if not b * n:
+        return
+    size = 16
+    heads = n_heads + n_kv_heads * (1 if store is None else 2)
+    with torch.cuda.device_of(qkv):
+        _KERNELS.turn_heads[(b * n, -(-heads // size))](
+            *(qkv, table, qkv if positions is None else positions.contiguous(), keys, values, slots),
+            *(n, rows, 0 if store is None else keys.shape[2]),
+            H=n_heads,
+            G=n_kv_heads,
+            D=d,
+            HEADS=size,
+            GIVEN=positions is not None,
+            STORE=store is not None,
+            num_warps=4,
+        )
+
+
+def block_attention(
+    qkv: Float[Tensor, "b q heads"],
+    keys: Float[Tensor, "s g c d"],
+    values: Float[Tensor, "s g c d"],
+    slots: Int[Tensor, " b"],
+    lengths: Int[Tensor, " b"],
+    n_heads: int,
+    longest: int,
+    *,
+    tiles: AttentionTiles | None = None,
+) -> Float[Tensor, "b q queries"]:
+    """Attention of the turned queries in `qkv` to the first `lengths` keys and values in the rows `slots` of a store.
+
+    No length is above `longest`, which changes no bit of the result. A row without keys gets zeros. In half precision
+    the number of rows decides how sums are cut, in float32 it does not.
+    """
+    _check_contiguous(qkv=qkv, keys=keys, values=values)
+    b, q, _ = qkv.shape
+    _, g, capacity, d = keys.shape
+    out = qkv.new_empty(b, q, n_heads * d)
+    if not out.numel():
+        return out
+    asking = n_heads // g * q
+    tiles = tiles or _tiles(qkv.dtype, b * g, asking)
+    split = tiles.split or max(1, longest)
+    splits = max(1, -(-longest // split))
+    mixtures = figures = out
+    if splits > 1:
+        mixtures = out.new_empty((splits, b * q * n_heads, d), dtype=torch.float32)
+        figures = out.new_empty((splits, b * q * n_heads, 2), dtype=torch.float32)
+    with torch.cuda.device_of(qkv):
+        _KERNELS.attend_split[(splits * g * -(-asking // tiles.rows), b)](
+            *(qkv, keys, values, slots, lengths, out, mixtures, figures),
+            *(q, capacity, split, math.log2(math.e) / math.sqrt(d)),
+            H=n_heads,
+            G=g,
+            D=d,
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+        if splits > 1:
+            _KERNELS.merge_splits[(b * q * n_heads,)](
+                *(mixtures, figures, lengths, out, q, splits, split), H=n_heads, D=d, num_warps=1
+            )
+    return out
+
+
+def ragged_attention(
+    qkv: Float[Tensor, "positions 1 heads"],
+    starts: Int[Tensor, " b"],
+    lengths: Int[Tensor, " b"],
+    n_heads: int,
+    n_kv_heads: int,
+    longest: int,
+    stored: tuple[*Store, Int[Tensor, " b"]] | None = None,
+) -> Float[Tensor, "positions 1 queries"]:
+    """Attention of the turned queries in `qkv`, each to the keys of its own row.
+
+    Rows lie one behind the other, `lengths` positions from `starts` on, none of them longer than `longest`. What
+    belongs to no row is not filled in. With `stored`, the keys of a row are in a store: as many, from the first on, as
+    is said for it last.
+    """
+    keys, values, slots, seen = (qkv, qkv, starts, lengths) if stored is None else stored
+    _check_contiguous(qkv=qkv, keys=keys, values=values)
+    count, _, heads = qkv.shape
+    d = heads // (n_heads + 2 * n_kv_heads)
+    out = qkv.new_empty(count, 1, n_heads * d)
+    rows, at_a_time, stages = (64, 64, 3) if d <= 128 else (64, 32, 2)
+    if qkv.dtype == torch.float32:  # operands live in registers
+        rows, at_a_time, stages = 16, 32, 2
+    if out.numel():
+        with torch.cuda.device_of(qkv):
+            _KERNELS.attend_rows[(-(-longest // rows) * n_heads, lengths.shape[0])](
+                *(qkv, starts, lengths, keys, values, slots, seen, out),
+                *(longest, 0 if stored is None else keys.shape[2], math.log2(math.e) / math.sqrt(d)),
+                H=n_heads,
+                G=n_kv_heads,
+                D=d,
+                ROWS=rows,
+                KEYS=at_a_time,
+                STORED=stored is not None,
+                num_warps=4,
+                num_stages=stages,
+            )
+    return out
+
+
+def _tiles(dtype: torch.dtype, key_heads: int, asking: int) -> AttentionTiles:
+    if dtype == torch.float32:  # no tensor cores: operands live in registers
+        return AttentionTiles(keys=32, rows=16, stages=2)
+    tiles = AttentionTiles()
+    # Splits are there for the multiprocessors that would have nothing to do, and cost a launch.
+    programs = key_heads * -(-asking // tiles.rows)
+    if programs >= 96:
+        return replace(tiles, split=None)
+    return replace(tiles, split=512 if programs > 40 else 320)
+
+
+def _check_contiguous(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} of shape {tuple(tensor.shape)}")

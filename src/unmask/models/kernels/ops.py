@@ -1,0 +1,87 @@
+"""The operations of `models/layers.py` on a CUDA device, by kernels."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from unmask.models.kernels import fused, wide
+from unmask.models.layers import Attention, LayerOps, RMSNorm, Store
+from unmask.models.transformer import Transformer
+
+
+def serve(model: Transformer) -> bool:
+    """Whether kernels take the model's dtype and the width of its heads."""
+    width = model.shape.head_width
+    return width >= 16 and width.bit_count() == 1 and fused.takes(model.embedding.weight)
+
+
+def layer_ops(model: Transformer) -> LayerOps:
+    return KernelOps() if serve(model) else LayerOps()
+
+
+def few_rows_ops(model: Transformer, positions: int) -> LayerOps:
+    """For passes over so many positions whose keys are read from a cache."""
+    joint = fused.few(positions, model.dtype) and not model.shape.qk_norm and _plain_products(model)
+    return JointOps() if joint else KernelOps()
+
+
+def _plain_products(model: Transformer) -> bool:
+    """Whether the layers' products are what their weights say: quantised ones, and other people's, are not."""
+    products = ((b.attention.qkv, b.attention.out, b.gate_up, b.down) for b in model.layers())
+    return all(type(product) is nn.Linear for layer in products for product in layer)
+
+
+class KernelOps(LayerOps):
+    """Products by the layer's modules, whatever these are; what follows by kernels."""
+
+    def add_norm(self, x: Tensor, update: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        return fused.add_norm(x, update, norm.weight, norm.eps)
+
+    def turn_and_store(
+        self,
+        qkv: Float[Tensor, "b q heads"],
+        table: Float[Tensor, "2 _ d"],
+        positions: Int[Tensor, "b q"] | None,
+        n_heads: int,
+        n_kv_heads: int,
+        store: Store | None,
+    ) -> None:
+        fused.turn_and_store(qkv, table, positions, n_heads, n_kv_heads, store)
+
+    def gated(self, linear: nn.Module, normed: Float[Tensor, "b q w"]) -> Float[Tensor, "b q f"]:
+        # Quantised layers are of other types. The module itself is not called, nor what is hooked to it.
+        by_weight = type(linear) is nn.Linear and linear.bias is None
+        if by_weight and wide.serves(normed, linear.weight):
+            return wide.gated(normed, linear.weight)
+        return fused.gate(linear(normed))
+
+
+class JointOps(KernelOps):
+    """A product and what follows it in one kernel, for a few rows whose keys are read from a cache.
+
+    Modules are of the type `nn.Linear`, and only that of `project` may have a bias. What `project` gives holds queries
+    only: keys and values are in the store.
+    """
+
+    def project(
+        self,
+        attention: Attention,
+        normed: Float[Tensor, "b q w"],
+        table: Float[Tensor, "2 _ d"],
+        positions: Int[Tensor, "b q"] | None,
+        store: Store | None,
+    ) -> Float[Tensor, "b q heads"]:
+        assert positions is not None
+        assert store is not None
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        heads = attention.n_heads, attention.n_kv_heads
+        return fused.project_turn_store(normed, weight, bias, table, positions, *heads, store)
+
+    def gated(self, linear: nn.Module, normed: Float[Tensor, "b q w"]) -> Float[Tensor, "b q f"]:
+        assert isinstance(linear, nn.Linear)
+        return fused.gated(normed, linear.weight)
+
+    def update(self, linear: nn.Module, x: Float[Tensor, "b q k"]) -> Float[Tensor, "parts b q w"]:
+        assert isinstance(linear, nn.Linear)
+        return fused.partial_product(x, linear.weight)

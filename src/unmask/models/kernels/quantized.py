@@ -1,0 +1,245 @@
+"""Products of a few rows with 8-bit weights, on a CUDA device: every weight is read once, as one byte.
+
+A row of weights is stored in words of four bytes. With Q words in a row, byte j of word q is the weight of input
+j Q + q (see `models/quantized.py`), so that a tile of words is four tiles of weights, each of which meets neighbouring
+inputs, and a thread makes what a tensor core wants of two words in a few integer operations. Both formats are exact in
+the 16-bit dtypes, sums are in float32, and the scale of an output comes last, so nothing is rounded but the result.
+
+The inputs may be cut into parts, each of which a program of its own adds up; the last to finish adds the parts in their
+order. So results are the same every time, and no row depends on the values of another.
+
+Beyond about 64 rows, products with bfloat16 weights are faster: these are widened anew for every tile of rows.
+
+Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int32, Num
+from torch import Tensor
+
+from unmask.models.quantized import FEW_ROWS
+
+
+def _assembly(body: str) -> list[tl.constexpr]:
+    """For each of the four bytes: take it from two words to the two halves of t, each half twice, then the body."""
+    begin = "{{ .reg .b32 t, a, c, f; prmt.b32 t, $1, $2, {}; "
+    return [tl.constexpr(begin.format(0x4400 + 0x1111 * byte) + body + " }") for byte in range(4)]
+
+
+# 128 + (b mod 128), less 128, or less 256 if b is negative. (A and B) or C is 0xEA.
+_INT8_BF16 = _assembly(
+    "lop3.b32 a, t, 0x007f007f, 0x43004300, 0xEA; lop3.b32 c, t, 0x00800080, 0x43004300, 0xEA; "
+    "mov.b32 f, 0xBF80BF80; fma.rn.bf16x2 $0, c, f, a;"
+)
+# 1024 + 128 + b, less 1152. (A and B) xor C is 0x6A.
+_INT8_FP16 = _assembly("lop3.b32 a, t, 0x00ff00ff, 0x64806480, 0x6A; mov.b32 c, 0xE480E480; add.rn.f16x2 $0, a, c;")
+# Exponent and fraction where the wider format has them, which is the number but for a power of two; zeros times it too.
+_FP8_BF16 = _assembly(
+    "and.b32 c, t, 0x80008000; shr.u32 t, t, 4; lop3.b32 a, t, 0x07f007f0, c, 0xEA; "
+    "mov.b32 f, 0x7B807B80; mov.b32 c, 0x80008000; fma.rn.bf16x2 $0, a, f, c;"
+)
+_FP8_FP16 = _assembly(
+    "and.b32 c, t, 0x80008000; shr.u32 t, t, 1; lop3.b32 a, t, 0x3f803f80, c, 0xEA; "
+    "mov.b32 f, 0x5C005C00; mul.rn.f16x2 $0, a, f;"
+)
+_ASSEMBLY = {
+    (torch.int8, torch.bfloat16): _INT8_BF16,
+    (torch.int8, torch.float16): _INT8_FP16,
+    (torch.float8_e4m3fn, torch.bfloat16): _FP8_BF16,
+    (torch.float8_e4m3fn, torch.float16): _FP8_FP16,
+}
+
+
+@triton.jit
+@no_type_check
+def _weights(words, BYTE: tl.constexpr, ASSEMBLY: tl.constexpr, FLOAT8: tl.constexpr, DTYPE: tl.constexpr):
+    """One of the four weights of every word; without assembly, in plain operations that give the same."""
+    if ASSEMBLY is None:
+        byte = (words >> (8 * BYTE)) & 0xFF
+        if FLOAT8:
+            weight = (((byte & 0x80) << 24) | ((byte & 0x7F) << 20)).to(tl.float32, bitcast=True) * 2.0**120
+        else:
+            weight = ((byte ^ 0x80) - 0x80).to(tl.float32)
+        weight = weight.to(DTYPE)
+    else:
+        weight = tl.inline_asm_elementwise(ASSEMBLY, "=r,r,r", [words], dtype=DTYPE.value, is_pure=True, pack=2)
+    return weight
+
+
+@triton.jit
+@no_type_check
+def few_rows(
+    x, words, scale, bias, out, parts, arrived, m, n, k, q,
+    ASSEMBLY0: tl.constexpr, ASSEMBLY1: tl.constexpr, ASSEMBLY2: tl.constexpr, ASSEMBLY3: tl.constexpr,
+    FLOAT8: tl.constexpr, BIASED: tl.constexpr, PARTED: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """x (m, k) times the weights (n, q words), transposed, times scale (n), plus bias (n). Grid (outputs, parts, rows).
+
+    `parts` (parts, m, n) float32. `arrived` int32, one for each tile of `out`: 0, and 0 again in the end.
+    """
+    tile, part, rows = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    output, row = tile * OUTPUTS + tl.arange(0, OUTPUTS), rows * ROWS + tl.arange(0, ROWS)
+    dtype: tl.constexpr = x.dtype.element_ty
+    words += output.to(tl.int64)[:, None] * q
+    x += row[None, :] * k
+    total = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
+    length = tl.cdiv(tl.cdiv(q, WORDS), tl.num_programs(1)) * WORDS
+    for first in range(part * length, tl.minimum((part + 1) * length, q), WORDS):
+        at = first + tl.arange(0, WORDS)
+        word = tl.load(words + at[None, :], mask=(output < n)[:, None] & (at < q)[None, :], other=0)
+        here = x + at[:, None]
+        there = (row < m)[None, :] & (at < q)[:, None]
+        x0 = tl.load(here, mask=there & (at < k)[:, None], other=0.0)
+        x1 = tl.load(here + q, mask=there & (at + q < k)[:, None], other=0.0)
+        x2 = tl.load(here + 2 * q, mask=there & (at + 2 * q < k)[:, None], other=0.0)
+        x3 = tl.load(here + 3 * q, mask=there & (at + 3 * q < k)[:, None], other=0.0)
+        total = tl.dot(_weights(word, 0, ASSEMBLY0, FLOAT8, dtype), x0, total)
+        total = tl.dot(_weights(word, 1, ASSEMBLY1, FLOAT8, dtype), x1, total)
+        total = tl.dot(_weights(word, 2, ASSEMBLY2, FLOAT8, dtype), x2, total)
+        total = tl.dot(_weights(word, 3, ASSEMBLY3, FLOAT8, dtype), x3, total)
+
+    inside = (output < n)[:, None] & (row < m)[None, :]
+    place = row.to(tl.int64)[None, :] * n + output[:, None]
+    last = True
+    if PARTED:
+        tl.store(parts + part.to(tl.int64) * m * n + place, total, mask=inside)
+        tl.debug_barrier()
+        mine = arrived + rows * tl.num_programs(0) + tile
+        last = tl.atomic_add(mine, 1, sem="acq_rel") == tl.num_programs(1) - 1
+        if last:
+            tl.store(mine, 0)
+            total = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
+            for other in range(tl.num_programs(1)):
+                each = parts + tl.cast(other, tl.int64) * m * n + place
+                total += tl.load(each, mask=inside, other=0.0, cache_modifier=".cg")
+    if last:
+        total *= tl.load(scale + output, mask=output < n, other=0.0)[:, None]
+        if BIASED:
+            total += tl.load(bias + output, mask=output < n, other=0.0).to(tl.float32)[:, None]
+        tl.store(out + place, total.to(dtype), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def widen(words, scale, out, k, q, FLOAT8: tl.constexpr, WORDS: tl.constexpr):
+    """The weights of one output in the dtype of `out` (n, k), scaled. Grid (outputs, pieces of WORDS words)."""
+    output, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    word = tl.load(words + output * q + at, mask=at < q, other=0)
+    factor = tl.load(scale + output)
+    dtype: tl.constexpr = out.dtype.element_ty
+    for byte in tl.static_range(4):
+        weight = _weights(word, byte, None, FLOAT8, tl.float32) * factor
+        tl.store(out + output * k + byte * q + at, weight.to(dtype), mask=(at < q) & (byte * q + at < k))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """How a product is cut, in powers of two: decides the speed, and in which order numbers are added."""
+
+    outputs: int = 64
+    rows: int = 64  # at most
+    words: int = 64  # four inputs each
+    parts: int = 1
+    warps: int = 4
+    stages: int = 3
+
+
+# How many programs to have, where the parts can be chosen, measured on a device with 132 multiprocessors: two of the
+# smaller run on each at a time, and one of the larger.
+_SMALL, _LARGE = 240, 132
+_LEAST_STEPS = 3  # of a part
+
+
+def tiles_for(m: int, n: int, q: int, *, stages: int = 4) -> Tiles:
+    """Good tiles for a product. Up to 64 rows, a row is added up in the same order whatever their number."""
+    if m <= 64:
+        return Tiles(outputs=64, words=64, warps=4, stages=stages, parts=_parts(-(-n // 64), q // 64, _SMALL))
+    programs = -(-n // 128) * -(-m // 128)
+    return Tiles(outputs=128, rows=128, words=32, warps=8, stages=stages, parts=_parts(programs, q // 32, _LARGE))
+
+
+def _parts(programs: int, steps: int, wanted: int) -> int:
+    """So many that there are about as many programs as wanted, if each has enough to do."""
+    return max(1, min(round(wanted / programs), steps // _LEAST_STEPS))
+
+
+@cache
+def _stages(device: torch.device) -> int:
+    """Steps that are under way together: four if a multiprocessor has 176 KiB for them, else three, which take 96."""
+    if device.type != "cuda":
+        return 4
+    driver: Any = triton.runtime.driver.active
+    return 4 if driver.utils.get_device_properties(device.index)["max_shared_mem"] >= 176 * 1024 else 3
+
+
+def multiply(
+    x: Float[Tensor, "m k"],
+    words: Int32[Tensor, "n q"],
+    scale: Float[Tensor, " n"],
+    bias: Float[Tensor, " n"] | None,
+    arrived: Int32[Tensor, " tiles"],
+    *,
+    kind: torch.dtype,
+    tiles: Tiles | None = None,
+) -> Float[Tensor, "m n"]:
+    """x times the weights, transposed, plus the bias. `arrived` must be zeros, enough of them, and no stream else's."""
+    (m, k), (n, q) = x.shape, words.shape
+    tiles = tiles or tiles_for(m, n, q, stages=_stages(x.device))
+    rows = min(tiles.rows, max(16, triton.next_power_of_2(m)))
+    out = x.new_empty(m, n)
+    parts = out if tiles.parts == 1 else x.new_empty(tiles.parts, m, n, dtype=torch.float32)
+    assembly = _ASSEMBLY[kind, x.dtype] if x.is_cuda else [None] * 4  # the interpreter has none
+    grid = (triton.cdiv(n, tiles.outputs), tiles.parts, triton.cdiv(m, rows))
+    assert arrived.numel() >= grid[0] * grid[2] or tiles.parts == 1
+    launch: Any = few_rows[grid]  # no call that a type checker understands
+    with torch.cuda.device_of(x):
+        launch(
+            *(x, words, scale, scale if bias is None else bias, out, parts, arrived, m, n, k, q),
+            *assembly,
+            FLOAT8=kind == torch.float8_e4m3fn,
+            BIASED=bias is not None,
+            PARTED=tiles.parts > 1,
+            ROWS=rows,
+            OUTPUTS=tiles.outputs,
+            WORDS=tiles.words,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+    return out
+
+
+def product(
+    x: Float[Tensor, "*rows k"],
+    stored: Num[Tensor, "n kk"],
+    scale: Float[Tensor, " n"],
+    bias: Float[Tensor, " n"] | None,
+    arrived: Int32[Tensor, " tiles"],
+) -> Float[Tensor, "*rows n"]:
+    """`models.quantized.product`, for a few rows in half precision."""
+    few = 0 < x.numel() <= FEW_ROWS * x.shape[-1]
+    if not few or x.dtype not in (torch.bfloat16, torch.float16):
+        return NotImplemented
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = multiply(rows, stored.view(torch.int32), scale, bias, arrived, kind=stored.dtype)
+    return out.unflatten(0, x.shape[:-1])
+
+
+def widened(
+    stored: Num[Tensor, "n kk"], scale: Float[Tensor, " n"], k: int, dtype: torch.dtype
+) -> Float[Tensor, "n k"]:
+    words = stored.view(torch.int32)
+    n, q = words.shape
+    out = scale.new_empty(n, k, dtype=dtype)
+    launch: Any = widen[(n, triton.cdiv(q, 1024))]
+    with torch.cuda.device_of(words):
+        launch(words, scale, out, k, q, FLOAT8=stored.dtype == torch.float8_e4m3fn, WORDS=1024, num_warps=4)
+    return out

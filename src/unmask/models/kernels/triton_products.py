@@ -1,0 +1,137 @@
+"""Products of a few rows with large matrices, and what is done to their results, as Triton kernels; `fused` launches.
+
+A matrix is read once, in tiles of COLUMNS of its rows (columns of the result) and INNER of what is summed over; the
+rows of `x`, ROWS of which are room for all of them, are read again for every tile. Where two columns are needed
+together, a tile holds pairs of them side by side. Sums are in float32 and in an order that depends on the matrix's
+shape only, and round where the plain operations round.
+
+Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from unmask.models.kernels.triton_layers import silu
+
+
+@triton.jit
+@no_type_check
+def _multiply(
+    x, weight, row, column, there, m, k, begin, end, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """x (m, k) times the rows `column` of `weight`, those that are `there`, over the inputs from `begin` to `end`."""
+    weight += column.to(tl.int64)[:, None] * k
+    x += row[:, None] * k
+    # The tensor cores of an H100 take no fewer than 64 of the first factor's rows: where a tile has these, it is first.
+    SWAPPED: tl.constexpr = COLUMNS >= 64
+    total = tl.zeros([COLUMNS, ROWS] if SWAPPED else [ROWS, COLUMNS], dtype=tl.float32)
+    for first in range(begin, end, INNER):
+        inner = first + tl.arange(0, INNER)
+        of_x, of_weight = (row < m)[:, None], there[:, None]
+        if not EVEN:
+            of_x, of_weight = of_x & (inner < k)[None, :], of_weight & (inner < k)[None, :]
+        factor = tl.load(x + inner[None, :], mask=of_x, other=0.0)
+        other = tl.load(weight + inner[None, :], mask=of_weight, other=0.0)
+        total = tl.dot(other, tl.trans(factor), total) if SWAPPED else tl.dot(factor, tl.trans(other), total)
+    return tl.trans(total) if SWAPPED else total
+
+
+@triton.jit(do_not_specialize=["m", "q", "turns", "capacity"])
+@no_type_check
+def project_heads(
+    x, weight, bias, table, positions, keys, values, slots, queries, m, k, q, turns, capacity,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Queries, turned, to `queries` (m, H + 2 G heads, D); keys, turned, and values to the rows' places in a store.
+
+    A tile holds COLUMNS / 2 pairs of features that turn together. Grid (pairs of all heads / (COLUMNS / 2),). `table`
+    (2, turns, D).
+    """
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    pair = tl.program_id(0) * (COLUMNS // 2) + column // 2
+    column = pair // (D // 2) * D + pair % (D // 2) + column % 2 * (D // 2)
+    pair = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    head, low = (pair // (D // 2))[None, :], (pair % (D // 2))[None, :]
+
+    # Asked for before the product, which takes much longer.
+    position = tl.load(positions + row, mask=row < m, other=0)[:, None]
+    place = tl.load(slots + row // q, mask=row < m, other=0)[:, None]
+    # The second half of a row of the table is the first, with the sign of the sine changed.
+    turn = table + position * D + D // 2 + low
+    inside = (row < m)[:, None] & (head < H + 2 * G)
+    turning = inside & (head < H + G)
+    cos = tl.load(turn, mask=turning, other=1.0)
+    sin = tl.load(turn + turns.to(tl.int64) * D, mask=turning, other=0.0)
+
+    there = column < (H + 2 * G) * D
+    total = _multiply(x, weight, row, column, there, m, k, 0, k, ROWS, COLUMNS, INNER, EVEN)
+    if BIASED:
+        total += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    dtype: tl.constexpr = x.dtype.element_ty
+    first, second = tl.split(tl.reshape(total.to(dtype), (ROWS, COLUMNS // 2, 2)))
+    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    turned_first = tl.fma(wide_second, sin * -1.0, wide_first * cos).to(dtype)
+    turned_second = tl.fma(wide_first, sin, wide_second * cos).to(dtype)
+
+    is_query = inside & (head < H)
+    at = (row.to(tl.int64)[:, None] * (H + 2 * G) + head) * D + low
+    tl.store(queries + at, turned_first, mask=is_query)
+    tl.store(queries + at + D // 2, turned_second, mask=is_query)
+    is_key = turning & (head >= H)
+    into = ((place * G + head - H) * capacity + position) * D + low
+    tl.store(keys + into, turned_first, mask=is_key)
+    tl.store(keys + into + D // 2, turned_second, mask=is_key)
+    is_value = inside & (head >= H + G)
+    into -= G * capacity.to(tl.int64) * D
+    tl.store(values + into, first, mask=is_value)
+    tl.store(values + into + D // 2, second, mask=is_value)
+
+
+@triton.jit(do_not_specialize=["m"])
+@no_type_check
+def gate_product(
+    x, weight, out, m, k, f,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """silu(x gate) * (x up), both products rounded, and the silu; `weight` is gate (f, k) and up (f, k).
+
+    A tile holds COLUMNS / 2 features of both. Grid (f / (COLUMNS / 2),).
+    """
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    feature = tl.program_id(0) * (COLUMNS // 2) + column // 2
+    total = _multiply(
+        x, weight, row, feature + column % 2 * f, feature < f, m, k, 0, k, ROWS, COLUMNS, INNER, EVEN
+    )  # fmt: skip
+    dtype: tl.constexpr = x.dtype.element_ty
+    gate, up = tl.split(tl.reshape(total.to(dtype), (ROWS, COLUMNS // 2, 2)))
+    result = (silu(gate.to(tl.float32)).to(dtype).to(tl.float32) * up.to(tl.float32)).to(dtype)
+    feature = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    at = row.to(tl.int64)[:, None] * f + feature[None, :]
+    tl.store(out + at, result, mask=(row < m)[:, None] & (feature < f)[None, :])
+
+
+@triton.jit(do_not_specialize=["m"])
+@no_type_check
+def part_product(
+    x, weight, parts, m, k, n,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """x (m, k) times `weight` (n, k) in parts of the inputs, which are to be added: (parts, m, n), float32.
+
+    Grid (n / COLUMNS, parts).
+    """
+    row, column = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(1)
+    length = tl.cdiv(tl.cdiv(k, INNER), tl.num_programs(1)) * INNER
+    begin, end = part * length, tl.minimum((part + 1) * length, k)
+    total = _multiply(x, weight, row, column, column < n, m, k, begin, end, ROWS, COLUMNS, INNER, EVEN)
+    at = (part * m + row).to(tl.int64)[:, None] * n + column[None, :]
+    tl.store(parts + at, total, mask=(row < m)[:, None] & (column < n)[None, :])
