@@ -9,16 +9,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from unmask.engine import decision_kernels
-from unmask.models import triton_layers, triton_products, wide_products
-from unmask.rules import marginal_kernels, selection_kernels, settle_kernels, triton_kernels
+from unmask.engine.commit import BROKEN, DRIFTED, FLAGS, GOES_ON, PARTS, WAITING
+from unmask.engine.kernels import triton_decision
+from unmask.models.kernels import triton_layers, triton_products, wide_products
+from unmask.rules.kernels import triton_field, triton_marginals, triton_overlap, triton_selection
 
 MODULES = (
-    triton_kernels,
-    settle_kernels,
-    marginal_kernels,
-    selection_kernels,
-    decision_kernels,
+    triton_overlap,
+    triton_field,
+    triton_marginals,
+    triton_selection,
+    triton_decision,
     triton_layers,
     triton_products,
     wide_products,
@@ -31,7 +32,7 @@ TILE = {"M": 32, "M_ROWS": 32, "K": 64, "K_ROWS": 64}
 
 
 def kernels(logits):
-    """Those of the rules: name, types of the arguments, constants and warps of each."""
+    """Kernels of the rules: name, types of the arguments, constants and warps of each."""
     read = {"logits": logits, "masked": "*u8", "pieces": "*fp64", "column_of": "*i32", "count": "*i32", **STRIDES}
     yield "piece_figures", read | dict.fromkeys("mkv", "i32"), {"K": 32, "W": 2048}, 2
     yield "row_figures", {"pieces": "*fp64", **ROW, "m": "i32", "n_pieces": "i32"}, {"P": 64}, 1
@@ -55,10 +56,10 @@ def kernels(logits):
     yield "row_best", {**found, "out": "*i64", "pieces": "i32"}, {"P": 32}, 1
 
 
-def decision_kernels_of(logits):
-    """Those around a decision: name, types of the arguments, constants and warps of each."""
+def decision_kernels(logits):
+    """Kernels around a decision: name, types of the arguments, constants and warps of each."""
     ends = {"LOWEST": -3.4028234663852886e38, "HIGHEST": 3.4028234663852886e38}
-    flags = dict.fromkeys(("commit", "masked", "remask", "decoded", "wait", "drifted", "alone"), "*u8")
+    flags = ("commit", "masked", "remask", "decoded", "wait", "drifted", "first_only", "pinned")
     strides, size = {"stride_b": "i32", "stride_k": "i32"}, {"k": "i32", "size": "i32"}
     for counted, out in ((True, "*u8"), (False, "*i64")):
         compared = {"score": "*fp32", "masked": "*u8", "count": "*i64", "out": out, "k": "i32"}
@@ -72,16 +73,18 @@ def decision_kernels_of(logits):
     read = {"tokens": "*i64", "holes": "*u8", "at": "*i64", "inside": "*u8"}
     found = {"masked_out": "*u8", "decoded_out": "*u8"}
     found |= dict.fromkeys(("standing_out", "remaining_out", "total_out"), "*i64")
-    yield "find_facts", read | found | canvas, {"N": 1024, "K": 32}, 4
-    whole = dict.fromkeys(("proposed", "wanted", "standing", "canvas", "at", "canvas_out", "told"), "*i64")
-    settled = {**flags, **whole, "score": "*fp32", "logits": logits, **strides, **canvas}
+    yield "find_state", read | found | canvas, {"N": 1024, "K": 32}, 4
+    whole = dict.fromkeys(("proposed", "wanted", "standing", "canvas", "at", "canvas_out", "results"), "*i64")
+    applied = {**dict.fromkeys(flags, "*u8"), **whole, "score": "*fp32", "logits": logits, **strides, **canvas}
+    layout = {"PARTS": PARTS, "FLAGS": FLAGS, "WAITING": WAITING, "DRIFTED": DRIFTED, "BROKEN": BROKEN}
     for given in (False, True):
-        options = dict.fromkeys(("MASK_ALLOWED", "REMASKS", "WAITS", "DRIFTS", "ALONE"), given)
-        yield "settle_rows", settled, ends | options | {"N": 1024, "K": 32}, 4
+        options = dict.fromkeys(("MASK_ALLOWED", "REMASKS", "WAITS", "DRIFTS", "FIRST_ONLY", "PINNED"), given)
+        constants = ends | layout | {"GOES_ON": GOES_ON} | options | {"N": 1024, "K": 32}
+        yield "apply_rows", applied, constants, 4
 
 
 def layer_kernels(dtype):
-    """Those of the layers: name, types of the arguments, constants, warps and stages of each."""
+    """Kernels of the layers: name, types of the arguments, constants, warps and stages of each."""
     rows = {"x": dtype, "update": "*fp32", "weight": dtype, "sum_out": dtype, "normed_out": dtype}
     yield "add_norm_rows", rows | {"w": "i32", "eps": "fp32"}, {"PARTS": 2, "W": 4096}, 8, 3
     yield "gate_rows", {"gate_up": dtype, "out": dtype, "f": "i32"}, {"F": 1024}, 4, 3
@@ -109,7 +112,7 @@ def layer_kernels(dtype):
 
 
 def wide_kernel(dtype):
-    """That of the gated product of many rows: name, types of the arguments, constants, warps and stages."""
+    """The kernel of the gated product of many rows: name, types of the arguments, constants, warps and stages."""
     blocks = {"x": (128, 64), "weight": (2, 128, 64), "out": (128, 128), "half_weight": (2, 64, 64)}
     blocks |= {"half_out": (128, 64)}
     types = {name: f"tensordesc<{dtype}{list(block)}>" for name, block in blocks.items()}
@@ -122,7 +125,7 @@ def compile_for(architecture, dtype):
         compile_one(architecture, *kernel)
         if any(p.name in ("m", "tiles") and not p.do_not_specialize for p in _function(kernel[0]).params):
             sys.exit(f"{kernel[0]} would be compiled anew when fewer positions are open")
-    for kernel in decision_kernels_of(dtype):
+    for kernel in decision_kernels(dtype):
         compile_one(architecture, *kernel)
     for kernel in layer_kernels(dtype):
         compile_one(architecture, *kernel, aligned=True)

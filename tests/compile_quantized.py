@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from unmask.models import triton_linear
+from unmask.models.kernels import quantized
 from unmask.models.quantized import FORMATS
 
 INT8, FP8 = FORMATS["int8"], FORMATS["fp8"]
@@ -20,15 +20,15 @@ def compile_kernels() -> None:
     names = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
     cases = [(kind, torch.bfloat16, rows) for kind in (INT8, FP8) for rows in (64, 256)]
     for kind, dtype, rows in [*cases, (INT8, torch.float16, 64), (FP8, torch.float16, 64)]:
-        assembly = triton_linear._ASSEMBLY[kind, dtype]
+        assembly = quantized._ASSEMBLY[kind, dtype]
         for architecture, stages in ((80, 3), (90, 4)) if dtype == torch.bfloat16 else ((80, 3),):
-            tiles = triton_linear.tiles_for(rows, 4096, 1024, stages=stages)
+            tiles = quantized.tiles_for(rows, 4096, 1024, stages=stages)
             constants = {f"ASSEMBLY{byte}": text.value for byte, text in enumerate(assembly)}
             constants |= {"FLOAT8": kind == FP8, "BIASED": True, "PARTED": tiles.parts > 1}
             constants |= {"ROWS": min(rows, tiles.rows), "OUTPUTS": tiles.outputs, "WORDS": tiles.words}
             types = {"words": "*i32", "scale": "*fp32", "parts": "*fp32", "arrived": "*i32"}
             types |= dict.fromkeys(("x", "bias", "out"), names[dtype]) | dict.fromkeys("mnkq", "i32")
-            function = triton_linear.few_rows
+            function = quantized.few_rows
             signature = {argument: types.get(argument, "constexpr") for argument in function.arg_names}
             source = ASTSource(
                 fn=function,

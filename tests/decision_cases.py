@@ -7,13 +7,12 @@ from dataclasses import fields
 
 import torch
 
-from unmask.engine.facts import facts_by_kernel, plain_facts
-from unmask.engine.observe import Observation
-from unmask.engine.settle import Case, plainly_settled, settle_by_kernel
+from unmask.engine.commit import CommitInputs, apply
+from unmask.engine.observe import Observed, window_state
 from unmask.types import Decision, StepView
 
 MASK, V = 7, 11
-FLAGS = ("remask", "wait", "tokens", "drifted", "alone", "mask_allowed")
+FLAGS = ("remask", "wait", "tokens", "drifted", "first_only", "pinned", "mask_allowed")
 HARD = torch.tensor([math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min, torch.finfo(torch.float32).max])
 
 
@@ -38,10 +37,10 @@ def scores(generator, b, k, dtype=torch.float32):
 
 
 def case(generator, b, n, k, *, given=(), dtype=torch.float32, score_dtype=torch.float32):
-    """A case, and the canvases; `given` are those of FLAGS that it has."""
+    """The inputs of a commit, and the canvases; `given` are those of FLAGS that it has."""
     draw = _drawing(generator)
     tokens, holes, at, inside = window(generator, b, n, k)
-    facts = plain_facts(tokens, holes, at, inside, mask_id=MASK)
+    state = window_state.__wrapped__(tokens, holes, at, inside, mask_id=MASK)
     # Rows lie apart, as in a part of a larger tensor.
     logits = draw(torch.randn, b, k, V + 3).to(dtype)[..., :V]
     if "mask_allowed" not in given:
@@ -57,14 +56,13 @@ def case(generator, b, n, k, *, given=(), dtype=torch.float32, score_dtype=torch
         wait=draw(torch.rand, b) < 0.5 if "wait" in given else None,
         tokens=draw(torch.randint, 0, V, (b, k)) if "tokens" in given else None,
     )
-    view = StepView(logits=logits, masked=facts.masked, proposed=logits.argmax(-1), tokens=facts.standing)
-    seen = Observation(view=view, tokens=facts.standing, decoded=facts.decoded, logits=logits, greedy=True)
-    made = Case(
+    view = StepView(logits=logits, masked=state.masked, proposed=logits.argmax(-1), tokens=state.tokens)
+    flags = {name: draw(torch.rand, b) < 0.5 if name in given else None for name in ("drifted", "first_only", "pinned")}
+    made = CommitInputs(
         decision=decision,
-        seen=seen,
+        observed=Observed(view=view, state=state, logits=logits, greedy=True),
         at=at,
-        drifted=draw(torch.rand, b) < 0.5 if "drifted" in given else None,
-        alone=draw(torch.rand, b, 1) < 0.5 if "alone" in given else None,
+        **flags,
         mask_id=MASK,
         mask_allowed="mask_allowed" in given,
     )
@@ -78,20 +76,23 @@ def some_flags(generator):
     ]
 
 
-def check_facts(*given) -> None:
+def check_state(*given) -> None:
     """Fails unless the kernel finds what plain torch finds."""
-    found, expected = facts_by_kernel(*given, mask_id=MASK), plain_facts(*given, mask_id=MASK)
+    from unmask.engine.kernels import observe as kernels
+
+    found, expected = (f(*given, mask_id=MASK) for f in (kernels.window_state, window_state.__wrapped__))
     for field in fields(expected):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         assert one.dtype == other.dtype, field.name
         assert torch.equal(one, other), field.name
 
 
-def check_case(made: Case, tokens) -> None:
-    """Fails unless the kernel settles the case as plain torch does, and leaves the canvas that it was given alone."""
+def check_case(made: CommitInputs, tokens) -> None:
+    """Fails unless the kernel commits as plain torch does, and leaves the canvas that it was given alone."""
+    from unmask.engine.kernels import commit as kernels
+
     before = tokens.clone()
-    found, expected = settle_by_kernel(made, tokens), plainly_settled(made, tokens)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(kernels.apply(tokens, made), apply.__wrapped__(tokens, made), strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other), (one, other)
     assert torch.equal(tokens, before)

@@ -1,13 +1,26 @@
-"""Test equipment: models whose every answer is written down, and one that watches how it is called."""
+"""Test equipment: models whose every answer is written down, one that watches how it is called, and the bare loop."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from unmask.bench.roofline import Call
-from unmask.models.base import MaskedLM, ModelSpec, Prediction
+from unmask import policies
+from unmask.bench.roofline import ModelCall
+from unmask.cache.storage import StoragePool
+from unmask.engine.canvas import Canvas
+from unmask.engine.decode import decode
+from unmask.engine.plan import plan
+from unmask.engine.runner import PlainRunner, Runner
+from unmask.engine.scheduler import Request, Scheduler
+from unmask.engine.text import Ending
+from unmask.models.base import Capabilities, MaskedLM, ModelSpec, Prediction
+from unmask.models.tokenizer import TextCodec
+from unmask.settings import Settings
+from unmask.types import StepEvent
 
 SPEC = ModelSpec(
     name="scripted",
@@ -27,15 +40,16 @@ class Scripted:
 
     device = torch.device("cpu")
     dtype = torch.float32
+    capabilities = Capabilities(attention=True, shadow=True)
 
     def __init__(self, table: torch.Tensor, **changes) -> None:
         self.table = table
         self.spec = replace(SPEC, vocab_size=table.shape[1], **changes)
 
-    def predict(self, tokens, *, lengths=None, at=None, cache=None, queries=None, attention_layers=None, shadow=None):
-        del lengths, cache, queries, attention_layers
+    def predict(self, tokens, *, plan=None, at=None, shadow=None, **options):
         whole = self.table[: tokens.shape[1]].repeat(len(tokens), 1, 1)
         pick = lambda rows: whole.gather(1, rows[..., None].expand(-1, -1, whole.shape[-1]))  # noqa: E731
+        at = plan.positions if at is None and plan is not None and not plan.is_whole else at
         return Prediction(
             logits=whole if at is None else pick(at),
             attention=torch.eye(tokens.shape[1]).repeat(len(tokens), 1, 1),
@@ -43,35 +57,86 @@ class Scripted:
         )
 
 
-def call_of(*, rows: int, positions: int, keys: int, predicted: int) -> Call:
+def call_of(*, rows: int, positions: int, keys: int, predicted: int) -> ModelCall:
     """A call of the model with rows that are all the same."""
-    return Call(positions=(positions,) * rows, keys=(keys,) * rows, predicted=predicted)
+    return ModelCall(positions=(positions,) * rows, keys=(keys,) * rows, predicted=predicted)
 
 
 class Watched:
-    """A model that notes the number of positions computed in every call."""
+    """A model that notes, for every call, its rows and the most positions that are computed of one."""
+
+    capabilities = Capabilities(attention=True, shadow=True, states=True)
 
     def __init__(self, model: MaskedLM) -> None:
         self.model, self.spec = model, model.spec
         self.device, self.dtype = model.device, model.dtype
         self.computed: list[tuple[int, int]] = []  # rows, positions
 
-    def predict(self, tokens, **options):
-        queries = options.get("queries")
-        self.computed.append((len(tokens), tokens.shape[1] if queries is None else queries.shape[1]))
-        return self.model.predict(tokens, **options)
-
-    def prepare(self, tokens, **options):
-        return lambda: self.predict(tokens, **options)
+    def predict(self, tokens, *, plan, **options):
+        self.computed.append((len(tokens), max(plan.sizes)))
+        return self.model.predict(tokens, plan=plan, **options)
 
 
-class WatchedPacking(Watched):
-    """One that is told on the host how long rows are, and how much of them to compute."""
+class _NoText(TextCodec):
+    def __init__(self) -> None:
+        pass
 
-    packs = True
+    def decode(self, ids, *, special=False) -> str:
+        return ""
 
-    def predict(self, tokens, **options):
-        return super().predict(tokens, **options)
+
+def requests_of(
+    model: MaskedLM,
+    canvases: Iterable[Canvas],
+    policy: Any,
+    settings: Settings | None = None,
+    *,
+    ends: Iterable[int] = (),
+) -> list[Request]:
+    """Requests for canvases; a text ends with one of the tokens `ends`."""
+    made = plan(model, policies.get(policy) if isinstance(policy, str) else policy, settings)
+    ending = Ending(token_ids=frozenset(ends), strings=(), codec=_NoText())
+    return [Request(canvas=canvas, plan=made, ending=ending) for canvas in canvases]
+
+
+def events_of(
+    requests: Iterable[Request],
+    runner: Runner,
+    *,
+    rows: int | None = None,
+    late: Callable[[int], list[Request]] = lambda n: [],
+) -> Iterator[StepEvent]:
+    """What the loop tells; `late` is asked after every event, whose number it is given, for requests to add.
+
+    The error of a row is raised.
+    """
+    scheduler = Scheduler(requests)
+    scheduler.rows = rows or max(1, len(scheduler.line))
+    for number, event in enumerate(decode(scheduler, runner)):
+        if event.error is not None:
+            raise event.error
+        yield event
+        scheduler.line.extend(late(number))
+
+
+def fill(
+    model: MaskedLM,
+    canvases: list[Canvas],
+    policy: Any,
+    settings: Settings | None = None,
+    *,
+    early: bool = False,
+    pool: StoragePool | None = None,
+    ends: Iterable[int] = (),
+) -> list[StepEvent]:
+    """Fill the canvases in place; the events of all passes."""
+    pool = pool or StoragePool()
+    runner = PlainRunner(model, pool)
+    if early:
+        from early import Early  # needs the folders that make things fast
+
+        runner = Early(model, pool)
+    return list(events_of(requests_of(model, canvases, policy, settings, ends=ends), runner))
 
 
 def tiny_config(family: str, **changes) -> dict:

@@ -3,7 +3,7 @@
 Plain code runs on every device. Folders called `kernels` and `cuda` hold what only saves time; plain code reaches them
 through this module alone and never imports them, so the package works without these folders. Kernels serve on CUDA
 devices from capability 8.0 on, if Triton is installed. UNMASK_KERNELS=0 in the environment turns them off, and captured
-graphs with them.
+graphs with them; UNMASK_KERNELS=interpret lets functions have theirs on every device, for Triton's interpreter.
 
 Imports torch and the standard library only, so that rules can be copied into another engine together with this file.
 """
@@ -23,6 +23,7 @@ from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+SWITCH = "UNMASK_KERNELS"
 # The name of every kernel that a plain function asks for; a test resolves them all.
 KERNEL_NAMES: list[str] = []
 
@@ -39,8 +40,8 @@ def with_kernel(plain: F) -> F:
 
     @wraps(plain)
     def dispatched(*args: Any, **options: Any) -> Any:
-        if args[0].is_cuda:
-            kernels = fast_module(home, args[0].device)
+        if kernels_on(args[0].device) or os.environ.get(SWITCH) == "interpret":
+            kernels = _module(home)
             found = NotImplemented if kernels is None else getattr(kernels, name)(*args, **options)
             if found is not NotImplemented:
                 return found
@@ -56,7 +57,7 @@ def fast_module(name: str, device: torch.device) -> ModuleType | None:
 
 def kernels_on(device: torch.device) -> bool:
     """Whether kernels can run on the device, and are wanted."""
-    return device.type == "cuda" and os.environ.get("UNMASK_KERNELS") != "0" and _runs_triton(device)
+    return device.type == "cuda" and os.environ.get(SWITCH) != "0" and _runs_triton(device)
 
 
 @cache

@@ -1,7 +1,6 @@
 """What is said about a pass is what the engine really did."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,17 +8,17 @@ from doubles import Watched, tiny_config
 
 import unmask
 from unmask import policies
-from unmask.bench.passes import MIXED, run_passes, watched_runs
-from unmask.bench.workload import Request, Workload, default_policy
-from unmask.cache.kv import StoragePool
+from unmask.bench.passes import run_passes, timed_runs
+from unmask.bench.workload import Load, Workload, default_policy
+from unmask.cache.storage import StoragePool
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import MeanField, needs_of
 
 
-def request(**changes) -> Request:
+def load(**changes) -> Load:
     values = {"policy": default_policy(8), "prompt_tokens": 10, "max_tokens": 24, "block_size": 8, **changes}
-    return Request(**values)
+    return Load(**values)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -28,8 +27,8 @@ def request(**changes) -> Request:
 @pytest.mark.parametrize("policy", [default_policy(8), MeanField(threshold=0.5)])
 def test_the_size_of_every_call_is_the_one_the_model_saw(family, refresh, cache, policy):
     model = Watched(random_model(tiny_config(family), std=0.4))
-    asked = request(batch=3, cache=cache, refresh=refresh, policy=policy)
-    passes = list(run_passes(model, asked, StoragePool(), clocked=False))
+    asked = load(batch=3, cache=cache, refresh=refresh, policy=policy)
+    passes = list(run_passes(model, asked, StoragePool(), timed=False))
     calls = [call for found in passes for call in found.calls]
     assert [(len(call.positions), max(call.positions)) for call in calls] == model.computed
     assert {keys for call in calls for keys in call.keys} == {34}
@@ -43,9 +42,9 @@ def test_the_default_policy_asks_the_same_number_of_passes_of_everybody(family, 
     passes = list(
         run_passes(
             model,
-            request(max_tokens=64, block_size=32, policy=default_policy(32), cache=cache),
+            load(max_tokens=64, block_size=32, policy=default_policy(32), cache=cache),
             StoragePool(),
-            clocked=False,
+            timed=False,
         )
     )
     assert len(passes) == 16
@@ -56,8 +55,8 @@ def test_the_default_policy_spends_a_quarter_of_the_block_size_on_every_block(fa
     model = random_model(tiny_config(family))
     for max_tokens, block_size, expected in ((128, 32, 32), (42, 32, 16), (24, 10, 6)):
         sizes = {"prompt_tokens": (8,), "max_tokens": max_tokens, "block_size": block_size}
-        (asked,) = Workload(**sizes, caches=("dual",)).requests(model)
-        assert len(list(run_passes(model, asked, StoragePool(), clocked=False))) == expected
+        (asked,) = Workload(**sizes, caches=("dual",)).loads(model)
+        assert len(list(run_passes(model, asked, StoragePool(), timed=False))) == expected
 
 
 def test_kinds_of_passes_are_told_apart():
@@ -65,7 +64,7 @@ def test_kinds_of_passes_are_told_apart():
     kinds = {}
     for cache in ("none", "prefix", "dual"):
         kinds[cache] = [
-            found.kind for found in run_passes(model, request(cache=cache, max_tokens=16), StoragePool(), clocked=False)
+            found.kind for found in run_passes(model, load(cache=cache, max_tokens=16), StoragePool(), timed=False)
         ]
     assert kinds == {
         "none": ["whole canvas"] * 4,
@@ -76,28 +75,24 @@ def test_kinds_of_passes_are_told_apart():
 
 def test_the_time_of_a_pass_is_split_when_asked():
     model = random_model(tiny_config("llada"))
-    for found in run_passes(model, request(), StoragePool(), clocked=True):
-        assert 0 < found.model_s < found.seconds
-        assert 0 < found.policy_s < found.seconds
-        assert found.model_s + found.policy_s + found.rest_s == pytest.approx(found.seconds)
-        assert found.rest_s > 0
-    assert all(
-        found.model_s == found.policy_s == 0 for found in run_passes(model, request(), StoragePool(), clocked=False)
-    )
+    for found in run_passes(model, load(), StoragePool(), timed=True):
+        parts = found.timing.model_s, found.timing.policy_s, found.timing.rest_s
+        assert min(parts) > 0
+    assert all(found.timing is None for found in run_passes(model, load(), StoragePool(), timed=False))
 
 
 def test_a_device_that_works_on_its_own_is_not_interrupted_while_whole_passes_are_timed():
-    assert watched_runs(torch.device("cpu"), 2) == [True, True]
-    assert watched_runs(torch.device("cuda"), 2) == [False, False, True, True]
+    assert timed_runs(torch.device("cpu"), 2) == [True, True]
+    assert timed_runs(torch.device("cuda"), 2) == [False, False, True, True]
 
 
 def test_prompts_are_random_ids_without_masks_and_the_same_each_time():
     model = random_model(tiny_config("llada", mask_token_id=30))
-    asked = request(prompt_tokens=200, max_tokens=8, batch=2, seed=3)
-    first, second = asked.canvases(model.spec)
+    asked = load(prompt_tokens=200, max_tokens=8, batch=2, seed=3)
+    first, second = (request.canvas for request in asked.requests(model))
     assert [len(canvas.holes) for canvas in (first, second)] == [8, 8]
     assert first.tokens != second.tokens
-    assert first.tokens == asked.canvases(model.spec)[0].tokens
+    assert first.tokens == asked.requests(model)[0].canvas.tokens
     assert 31 in first.tokens + second.tokens
     assert max(first.tokens + second.tokens) < model.spec.vocab_size
 
@@ -121,23 +116,26 @@ def test_a_workload_that_makes_no_sense_is_refused_before_a_model_is_opened(chan
 def test_a_request_that_does_not_fit_the_model_is_refused():
     model = random_model(tiny_config("llada"))
     with pytest.raises(UnmaskError, match="200 prompt tokens and 64 to generate are more than the 256 positions"):
-        Workload(prompt_tokens=(10, 200), max_tokens=64).requests(model)
+        Workload(prompt_tokens=(10, 200), max_tokens=64).loads(model)
 
 
 @pytest.mark.parametrize("name", policies.names())
 def test_without_a_choice_every_cache_that_the_policy_can_use_is_measured(name):
     toy = unmask.load("toy").model
     beyond = needs_of(policy := policies.get(name)) - {"uniform"}
-    found = [asked.cache for asked in Workload(policy=policy).requests(toy)]
+    found = [asked.cache for asked in Workload(policy=policy).loads(toy)]
     assert found == (["none"] if beyond else ["none", "prefix", "dual"])
     if beyond:
         with pytest.raises(UnmaskError, match="cannot run with cache='prefix'"):
-            Workload(policy=policy, caches=("prefix",)).requests(toy)
+            Workload(policy=policy, caches=("prefix",)).loads(toy)
 
 
 def test_without_a_cache_there_is_nothing_to_refresh():
     workload = Workload(caches=("none", "dual"), refreshes=("blocks:2", "drift:0.1"))
-    found = [(asked.cache, asked.refresh) for asked in workload.requests(unmask.load("toy").model)]
+    found = [
+        (asked.cache, asked.refresh)
+        for asked in workload.loads(random_model(tiny_config("llada", max_sequence_length=512)))
+    ]
     assert found == [("none", "block"), ("dual", "blocks:2"), ("dual", "drift:0.1")]
     with pytest.raises(UnmaskError, match="refresh must be"):
         Workload(caches=("none",), refreshes=("often",))
@@ -147,8 +145,8 @@ def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
     model, toy = random_model(tiny_config("llada")), unmask.load("toy", device="cpu").model
     sizes = {"prompt_tokens": (64,), "batches": (1000,), "max_tokens": 64}
     monkeypatch.setattr("unmask.bench.measure.free_memory", lambda device: 2**40)
-    (asked,) = Workload(**sizes, caches=("none",)).requests(model)
-    (cached,) = Workload(**sizes, caches=("dual",)).requests(model)
+    (asked,) = Workload(**sizes, caches=("none",)).loads(model)
+    (cached,) = Workload(**sizes, caches=("dual",)).loads(model)
     # numbers of a position: two states, and what the feed-forward layer makes of them; with a cache keys and values
     shape, numbers = model.shape, 1000 * 128
     needed = 4 * numbers * (2 * shape.width + 4 * shape.hidden)
@@ -157,26 +155,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
         monkeypatch.setattr("unmask.bench.measure.free_memory", lambda device, free=free: free)
         for one in (asked, cached):
             with pytest.raises(OutOfMemory, match="batch 1000") if one in refused else nullcontext():
-                one.check(model)
+                one.plan(model)
     monkeypatch.setattr("unmask.bench.measure.free_memory", lambda device: 4 * numbers * toy.spec.vocab_size - 1)
     with pytest.raises(OutOfMemory, match="use a smaller batch or fewer tokens"):
-        asked.check(toy)
-
-
-def test_uneven_rows_go_at_their_own_pace_whatever_the_model():
-    sizes = {"prompt_tokens": (12, 2), "batches": (4,), "caches": ("dual",), "max_tokens": 24, "block_size": 8}
-    workload, found = Workload(**sizes, uneven=True), []
-    for std in (0.02, 0.4):
-        model = random_model(tiny_config("llada"), std=std)
-        first, second = workload.requests(model)
-        assert (first.prompt_lengths, second.prompt_lengths) == ([12, 11, 10, 9], [2, 2, 1, 1])
-        found.append([replace(one, seconds=0.0) for one in run_passes(model, first, StoragePool(), clocked=False)])
-    assert found[0] == found[1]
-    mixed = [one for one in found[0] if one.kind == MIXED]
-    assert mixed
-    assert all(len(one.calls) == 1 for one in mixed)  # the weights are read once
-    assert replace(workload, prompt_tokens=(12,), shortest_prompt=6).requests(model)[0].prompt_lengths == [12, 10, 8, 6]
-    with pytest.raises(UnmaskError, match="uneven rows have a policy of their own"):
-        replace(workload, policy=default_policy(8))
-    with pytest.raises(UnmaskError, match="--uneven and --new-lengths exclude each other"):
-        replace(workload, new_lengths=True)
+        asked.plan(toy)

@@ -5,15 +5,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from doubles import call_of, tiny_config
+from doubles import call_of, events_of, tiny_config
 
 import unmask
 from unmask.bench.generate import bench_generate
-from unmask.bench.roofline import Call, Ceilings, floor
+from unmask.bench.roofline import Ceilings, ModelCall, floor
 from unmask.bench.step import bench_step
-from unmask.bench.workload import Request, Workload
+from unmask.bench.workload import Workload
+from unmask.cache.storage import StoragePool
 from unmask.cli import run
-from unmask.engine.decode import decode
+from unmask.engine.runner import PlainRunner
 from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import Wino
@@ -30,7 +31,7 @@ def model():
 
 def test_steps_of_every_kind_are_measured_in_the_second_block(model):
     timings = bench_step(model, SMALL, ceilings=CEILINGS)
-    kinds = [(timing.request.cache, timing.kind, timing.positions) for timing in timings if timing.request.batch == 2]
+    kinds = [(timing.load.cache, timing.kind, timing.positions) for timing in timings if timing.load.batch == 2]
     of_one_prompt = [
         ("none", "whole canvas", 28),
         ("prefix", "refresh", 28),
@@ -46,9 +47,9 @@ def test_steps_of_every_kind_are_measured_in_the_second_block(model):
         assert 0 < timing.low_ms <= timing.ms <= timing.high_ms
         assert min(timing.model_ms, timing.policy_ms, timing.rest_ms) > 0
         call = call_of(
-            rows=timing.request.batch,
+            rows=timing.load.batch,
             positions=timing.positions,
-            keys=timing.request.prompt_tokens + 16,
+            keys=timing.load.prompt_tokens + 16,
             predicted=8,
         )
         assert timing.floor_ms == pytest.approx(1000 * floor(model.shape, [call], 4, CEILINGS).seconds)
@@ -81,14 +82,15 @@ def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
     assert fewer.floor_s == pytest.approx(floor(model.shape, [refresh, block, *[two, block] * 2], 4, CEILINGS).seconds)
 
 
-def test_tokens_before_the_end_of_each_text_are_counted_and_the_slowest_run_told(model, monkeypatch, capsys):
+def test_tokens_before_the_end_of_each_text_are_counted_and_the_slowest_run_told(capsys):
+    model = random_model(tiny_config("llada"))
     workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("none",), max_tokens=16, block_size=8, repeats=3)
-    (request,) = workload.requests(model)
-    rows = request.canvases(model.spec)
-    for _ in decode(model, rows, request.policy, request.settings):
-        pass
+    (load,) = workload.loads(model)
+    requests = load.requests(model)
+    list(events_of(requests, PlainRunner(model, StoragePool())))
+    rows = [request.canvas for request in requests]
     end = rows[0].filled[5]
-    monkeypatch.setattr(model, "spec", replace(model.spec, end_ids=frozenset({end})))
+    model.spec = replace(model.spec, end_ids=frozenset({end}))
     (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
     kept = sum(row.filled.index(end) if end in row.filled else 16 for row in rows)
     assert timing.kept_tokens == kept < 32
@@ -103,11 +105,11 @@ def test_prompts_of_a_batch_may_be_of_different_lengths(model, capsys):
     workload = Workload(
         prompt_tokens=(12,), shortest_prompt=3, batches=(4,), caches=("dual",), max_tokens=8, block_size=8, repeats=1
     )
-    (request,) = workload.requests(model)
-    assert [len(canvas.tokens) - 8 for canvas in request.canvases(model.spec)] == [12, 9, 6, 3]
+    (load,) = workload.loads(model)
+    assert [request.canvas.length - 8 for request in load.requests(model)] == [12, 9, 6, 3]
     (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
     lengths = (20, 17, 14, 11)
-    refresh, block = (Call(positions=positions, keys=lengths, predicted=8) for positions in (lengths, (8,) * 4))
+    refresh, block = (ModelCall(positions=positions, keys=lengths, predicted=8) for positions in (lengths, (8,) * 4))
     assert timing.forward_passes == 2
     assert timing.floor_s == pytest.approx(floor(model.shape, [refresh, block], 4, CEILINGS).seconds)
     assert timing.to_dict()["shortest_prompt"] == 3
@@ -123,7 +125,7 @@ def test_every_refresh_is_measured_with_every_other_size(model):
     )
     seen = []
     timings = bench_generate(model, workload, ceilings=CEILINGS, on_progress=seen.append)
-    found = [(timing.request.batch, timing.request.cache, timing.request.refresh) for timing in timings]
+    found = [(timing.load.batch, timing.load.cache, timing.load.refresh) for timing in timings]
     of_one_batch = [("prefix", "block"), ("prefix", "blocks:2"), ("dual", "block"), ("dual", "blocks:2")]
     assert found == [(batch, *rest) for batch in (1, 2) for rest in of_one_batch]
     assert all(timings[at].floor_s < timings[at - 1].floor_s for at in (1, 3, 5, 7))
@@ -163,7 +165,7 @@ def test_speed_of_requests_counts_everything_decoded(model):
         assert timing.forward_passes == 4
         assert timing.tokens_per_pass == 4
         assert timing.fastest_s <= timing.seconds <= timing.slowest_s
-        assert timing.tokens_per_s == pytest.approx(timing.request.batch * 16 / timing.seconds)
+        assert timing.tokens_per_s == pytest.approx(timing.load.batch * 16 / timing.seconds)
         assert timing.ms_per_pass == pytest.approx(1000 * timing.seconds / 4)
         assert 0 < timing.first_prefix_ms <= 1000 * timing.slowest_s
         assert min(timing.model_s, timing.policy_s, timing.rest_s) > 0
@@ -301,45 +303,13 @@ def test_a_row_without_a_cache_has_no_refresh(model, capsys):
 
 
 @pytest.mark.slow
-def test_the_generate_command_takes_rows_of_different_lengths_and_paces(capsys):
+def test_the_generate_command_takes_rows_of_different_lengths(capsys):
     arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--json"]
-    arguments += ["--block-size", "8", "--batch", "3", "--repeats", "1", "--cache", "none"]
-    two = {"name": "fixed", "tokens_per_pass": 1, "passes": 2, "schedule": "even"}
-    for options, shortest, uneven, policy in (
-        (["--shortest-prompt", "2"], 2, False, two),
-        (["--uneven"], 6, True, None),
-        (["--uneven", "--shortest-prompt", "4"], 4, True, None),
-    ):
-        assert run([*arguments, *options]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["shortest_prompt"], told["uneven"], told["policy"]) == (shortest, uneven, policy)
-    for options in (["--policy", "fixed"], ["--set", "passes=3"]):
-        assert run([*arguments, "--uneven", *options]) == 2
-        assert "--policy and --set do not go with --uneven" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_every_run_of_new_lengths_is_of_prompts_that_no_run_has_had(capsys, monkeypatch):
-    lengths, made = [], Request.canvases
-    monkeypatch.setattr(Request, "canvases", lambda self, spec: lengths.append(self.prompt_tokens) or made(self, spec))
-    told = []
-    monkeypatch.setattr("unmask.bench.passes.expect", lambda model, *shape: told.append(shape))
-    arguments = ["bench", "generate", "toy", "--device", "cpu", "--prompt-tokens", "8", "--max-tokens", "16", "--json"]
-    arguments += ["--block-size", "8", "--repeats", "2", "--cache", "none"]
-    assert run([*arguments, "--new-lengths"]) == 0
-    told_of = json.loads(capsys.readouterr().out)
-    assert (told_of["new_lengths"], told_of["prompt_tokens"], told_of["shortest_prompt"]) == (True, 8, 6)
-    assert lengths == [8, 7, 6, 8]  # not counted, twice counted, and looked into
-    assert not told
+    arguments += ["--block-size", "8", "--batch", "3", "--repeats", "1", "--cache", "none", "--shortest-prompt", "2"]
     assert run(arguments) == 0
-    assert told == [(1, 24)]
-    capsys.readouterr()
-    assert run([*(a for a in arguments if a != "--json"), "--new-lengths"]) == 0
-    assert "below 8" in capsys.readouterr().out
-    assert run([*arguments, "--new-lengths", "--shortest-prompt", "2"]) == 2
-    assert "leave out the shortest one" in capsys.readouterr().err
-    assert run([*arguments, "--new-lengths", "--repeats", "9"]) == 2
-    assert "8 tokens cannot be 9 tokens shorter" in capsys.readouterr().err
+    told = json.loads(capsys.readouterr().out)
+    two = {"name": "fixed", "tokens_per_pass": 1, "passes": 2, "schedule": "even"}
+    assert (told["shortest_prompt"], told["policy"]) == (2, two)
 
 
 @pytest.mark.slow

@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from doubles import Watched, WatchedPacking, tiny_config
+from doubles import Watched, fill, tiny_config
 
 from unmask import policies
 from unmask.bench.passes import MIXED, run_passes
 from unmask.bench.step import bench_step
-from unmask.bench.workload import Request, Workload
-from unmask.cache.kv import KVCache, StoragePool
+from unmask.bench.workload import Load, Workload
+from unmask.cache.base import PassPlan, RowPlan
+from unmask.cache.storage import KVCache, StoragePool
 from unmask.engine.canvas import Canvas
-from unmask.engine.decode import decode
 from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
 from unmask.evals.run import run as evaluate
@@ -25,11 +25,11 @@ from unmask.settings import Settings
 PROMPTS = [(3, 1, 4), (1,), (5, 9, 2, 6, 5, 3)]
 
 
-def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, policy="fixed", **parameters):
+def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, policy="fixed", early=False, **parameters):
     canvases = [
         Canvas.continuing(list(prompt), max_tokens, mask_id=model.spec.mask_id, block_size=4) for prompt in prompts
     ]
-    return canvases, list(decode(model, canvases, policies.get(policy, **parameters), settings))
+    return canvases, fill(model, canvases, policies.get(policy, **parameters), settings, early=early)
 
 
 class Noted(Watched):
@@ -39,10 +39,12 @@ class Noted(Watched):
         super().__init__(model)
         self.calls = []
 
-    def predict(self, tokens, **options):
-        prediction = super().predict(tokens, **options)
+    capabilities = Watched.capabilities
+
+    def predict(self, tokens, *, plan, **options):
+        prediction = super().predict(tokens, plan=plan, **options)
         states = prediction.states.clone() if options.get("states") else None
-        self.calls.append((tokens.clone(), options["queries"], states))
+        self.calls.append((tokens.clone(), plan, states))
         return prediction
 
 
@@ -88,13 +90,13 @@ def test_a_cache_that_tolerates_next_to_nothing_is_renewed_every_other_pass(fami
 def drifts_by_hand(calls, mask_id):
     """Of every pass over one row with the prompt (3, 1, 4), one commit a pass; a refresh has none."""
     drifts, reference = [], None
-    for number, (tokens, queries, states) in enumerate(calls):
-        if queries is None:
+    for number, (tokens, plan, states) in enumerate(calls):
+        if plan.is_whole:
             reference = states[0]
             drifts.append(0.0)
             continue
         start, moved = 3 + number // 4 * 4, []
-        for column, position in enumerate(queries[0].tolist()):
+        for column, position in enumerate(range(*plan.spans[0])):
             if start <= position < start + 4 and tokens[0, position] == mask_id:
                 now, then = states[0, column].double(), reference[position].double()
                 moved.append(1.0 - float(now @ then / math.sqrt(now @ now * (then @ then))))
@@ -112,7 +114,7 @@ def test_a_row_is_refreshed_after_a_pass_whose_open_positions_have_moved_too_far
     # The guided half decides for both.
     guided, unguided = (model.calls[::2], model.calls[1::2]) if guidance else (model.calls, model.calls)
     refreshed = [event.refreshed for event in events]
-    assert refreshed == [queries is None for _, queries, _ in guided] == [queries is None for _, queries, _ in unguided]
+    assert refreshed == [plan.is_whole for _, plan, _ in guided] == [plan.is_whole for _, plan, _ in unguided]
     drifts = drifts_by_hand(guided, model.spec.mask_id)
     assert refreshed == [True] + [drift > 0.1 for drift in drifts[:-1]]
     assert 1 < sum(refreshed) < 6  # so that both answers were given
@@ -132,16 +134,15 @@ def test_where_keys_depend_on_their_own_tokens_alone_one_refresh_serves_the_whol
     assert sum(event.refreshed for event in events) == 1
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_rows_drift_each_for_itself(family, cache, ahead, monkeypatch):
-    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: ahead)
-    model = Watched(random_model(tiny_config(family), std=1.0))
+def test_rows_drift_each_for_itself(family, cache, early):
+    model = random_model(tiny_config(family), std=1.0)
     settings = Settings(cache=cache, refresh="drift:0.15", temperature=0.5)
-    together, events = run(model, settings, prompts=PROMPTS, policy="threshold", max_tokens=14)
-    assert len(model.computed) > len({event.step for event in events})  # some rows refreshed while others did not
-    monkeypatch.setattr("unmask.engine.decode._works_on_its_own", lambda device: False)
+    together, events = run(model, settings, prompts=PROMPTS, policy="threshold", max_tokens=14, early=early)
+    refreshed = [{e.refreshed for e in events if e.step == step} for step in {event.step for event in events}]
+    assert {True, False} in refreshed  # or rows were not apart
     for row, (prompt, canvas) in enumerate(zip(PROMPTS, together, strict=True)):
         [alone], own = run(model, settings, prompts=[prompt], policy="threshold", max_tokens=14)
         assert canvas.tokens == alone.tokens
@@ -156,7 +157,7 @@ def test_the_same_request_gives_the_same_tokens_again():
     for _ in range(3):
         canvases = [Canvas.continuing(list(p), 14, mask_id=model.spec.mask_id, block_size=4) for p in PROMPTS]
         settings = Settings(cache="dual", refresh="drift:0.15")
-        events = list(decode(model, canvases, policies.get("threshold"), settings, pool=pool))
+        events = fill(model, canvases, "threshold", settings, pool=pool)
         found.append(([canvas.tokens for canvas in canvases], [event.refreshed for event in events]))
     assert found[0] == found[1] == found[2]
 
@@ -201,12 +202,11 @@ def test_an_evaluation_counts_the_refreshes_of_every_item(tmp_path):
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("kind", [Watched, WatchedPacking])
-def test_a_benchmark_foresees_the_size_of_every_call(kind, family, cache):
-    model = kind(random_model(tiny_config(family), std=1.0))
+def test_a_benchmark_knows_the_size_of_every_call(family, cache):
+    model = Watched(random_model(tiny_config(family), std=1.0))
     sizes = {"prompt_tokens": 10, "max_tokens": 24, "block_size": 8, "batch": 3}
-    request = Request(policy=policies.get("threshold"), cache=cache, refresh="drift:0.15", **sizes)
-    passes = list(run_passes(model, request, StoragePool(), clocked=False))
+    load = Load(policy=policies.get("threshold"), cache=cache, refresh="drift:0.15", **sizes)
+    passes = list(run_passes(model, load, StoragePool(), timed=False))
     calls = [call for found in passes for call in found.calls]
     assert [(len(call.positions), max(call.positions)) for call in calls] == model.computed
     assert MIXED in {found.kind for found in passes}
@@ -224,13 +224,11 @@ def test_states_are_those_before_the_head_of_all_that_was_computed():
     tokens = torch.randint(0, 59, (2, 12), generator=torch.Generator().manual_seed(0))
     at = torch.arange(4, 6).expand(2, -1)
     with torch.inference_mode():
-        everything = model.predict(tokens)
+        everything = model.predict(tokens, states=True)
         torch.testing.assert_close(F.linear(everything.states, model.head.weight), everything.logits)
-        shadowed = model.predict(tokens, at=at, shadow=at)
-        torch.testing.assert_close(shadowed.states, everything.states)
         cache = KVCache.new(2, 12)
         torch.testing.assert_close(model.predict(tokens, at=at, cache=cache, states=True).states, everything.states)
         assert model.predict(tokens, at=at, cache=cache).states is None
-        queries = torch.arange(3, 8).expand(2, -1)
-        some = model.predict(tokens, at=at, cache=cache, queries=queries).states
+        plan = PassPlan((RowPlan(span=(3, 8), visible=12),) * 2, model.device)
+        some = model.predict(tokens, at=at, cache=cache, plan=plan, states=True).states
         torch.testing.assert_close(some, everything.states[:, 3:8], atol=1e-5, rtol=1e-4)

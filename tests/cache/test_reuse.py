@@ -6,16 +6,23 @@ import pickle
 
 import pytest
 import torch
-from doubles import Scripted, Watched, tiny_config
+from doubles import Scripted, Watched, events_of, fill, requests_of, tiny_config
 
 from unmask import policies
-from unmask.cache.kv import KVCache, Storage, StoragePool
+from unmask.cache.base import PassPlan, RowPlan
+from unmask.cache.storage import KVCache, Lease, Storage, StoragePool
 from unmask.engine.canvas import Canvas
-from unmask.engine.decode import decode
+from unmask.engine.runner import PlainRunner
 from unmask.errors import OutOfMemory, WorkFailed
 from unmask.models.random_weights import random_model
 from unmask.models.toy import load_toy
 from unmask.settings import Settings
+from unmask.types import Decision
+
+
+def part(rows, start, end, length):
+    """A plan that computes the same span of every row."""
+    return PassPlan((RowPlan(span=(start, end), visible=length),) * rows, torch.device("cpu"))
 
 
 def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, block_size=4, policy="fixed"):
@@ -23,8 +30,7 @@ def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, block_size=4, p
         Canvas.continuing(list(prompt), max_tokens, mask_id=model.spec.mask_id, block_size=block_size)
         for prompt in prompts
     ]
-    events = list(decode(model, canvases, policies.get(policy), settings))
-    return canvases, events
+    return canvases, fill(model, canvases, policy, settings)
 
 
 @pytest.fixture(params=["llada", "dream"])
@@ -44,7 +50,7 @@ def test_a_block_that_its_refresh_completes_costs_one_pass():
     model = Watched(random_model(tiny_config("llada"), std=0.4))
     settings = Settings(cache="dual")
     canvas = Canvas.continuing([3], 8, mask_id=model.spec.mask_id, block_size=4)
-    list(decode(model, [canvas], policies.get("fixed", tokens_per_pass=4), settings))
+    fill(model, [canvas], policies.get("fixed", tokens_per_pass=4), settings)
     assert [n for _, n in model.computed] == [9, 9]
 
 
@@ -73,8 +79,7 @@ def test_with_one_block_the_prefix_cache_changes_nothing(policy):
     fresh = model.predict(torch.tensor([plain[0].tokens])).logits
     cache = KVCache.new(1, 15)
     model.predict(torch.tensor([plain[0].tokens]), cache=cache)
-    queries = torch.arange(3, 15)[None]
-    again = model.predict(torch.tensor([plain[0].tokens]), cache=cache, queries=queries, at=queries).logits
+    again = model.predict(torch.tensor([plain[0].tokens]), cache=cache, plan=part(1, 3, 15, 15)).logits
     assert torch.allclose(fresh[:, 3:], again, atol=1e-5)
 
 
@@ -132,17 +137,16 @@ def test_guidance_keeps_a_cache_of_its_own():
     assert plain[0].tokens == cached[0].tokens
 
 
-def test_rows_keep_their_places_when_others_leave():
+def test_rows_keep_their_slots_when_others_leave():
     model = random_model(tiny_config("llada"), std=0.4)
     tokens = torch.randint(0, 59, (3, 12), generator=torch.Generator().manual_seed(0))
-    queries = torch.arange(4, 8).expand(3, -1)
     with torch.no_grad():
         cache = KVCache.new(3, 16)
         model.predict(tokens, cache=cache)
-        whole = model.predict(tokens, cache=cache, queries=queries).logits
+        whole = model.predict(tokens, cache=cache, plan=part(3, 4, 8, 12)).logits
         rows = torch.tensor([2, 0])
-        some = model.predict(tokens[rows], cache=cache.only(rows), queries=queries[rows]).logits
-        last = model.predict(tokens[:1], cache=cache.only(rows).only(torch.tensor([1])), queries=queries[:1]).logits
+        some = model.predict(tokens[rows], cache=KVCache(cache.storage, [2, 0]), plan=part(2, 4, 8, 12)).logits
+        last = model.predict(tokens[:1], cache=KVCache(cache.storage, [0]), plan=part(1, 4, 8, 12)).logits
     torch.testing.assert_close(some, whole[rows], atol=1e-5, rtol=0.0)
     torch.testing.assert_close(last, whole[:1], atol=1e-5, rtol=0.0)
 
@@ -154,10 +158,32 @@ def test_recomputing_some_rows_leaves_the_others_alone():
         cache = KVCache.new(3, 12)
         model.predict(tokens, cache=cache)
         before = [keys.clone() for keys, _ in cache.storage.layers]
-        model.predict(tokens[1:2] + 1, cache=cache.only(torch.tensor([1])), queries=torch.arange(3, 6)[None])
+        model.predict(tokens[1:2] + 1, cache=KVCache(cache.storage, [1]), plan=part(1, 3, 6, 12))
     for (keys, _), old in zip(cache.storage.layers, before, strict=True):
         changed = (keys != old).any(-1).any(1)
         assert changed.tolist() == [[False] * 12, [3 <= position < 6 for position in range(12)], [False] * 12]
+
+
+class Reopening(policies.Policy):
+    """Commits one position a pass, and once tries to open the first position of the block again."""
+
+    remasks = True
+
+    def select(self, view, state=None):
+        score = torch.arange(view.masked.shape[1], 0.0, -1).expand(view.masked.shape)
+        first = torch.arange(view.masked.shape[1]) == 0
+        remask = view.decoded & first & (view.step == 2)[:, None]
+        commit = view.masked & (score == score.where(view.masked, 0.0).amax(-1, keepdim=True))
+        return Decision(commit=commit, score=score, remask=remask), None
+
+
+@pytest.mark.parametrize(("refresh", "reopened"), [("block", 0), ("drift:10", 1)])
+def test_a_shifted_heads_first_position_is_not_opened_again_where_no_pass_could_predict_it(refresh, reopened):
+    model = random_model(tiny_config("dream"), std=0.4)
+    canvas = Canvas.continuing([3, 1], 5, mask_id=model.spec.mask_id, block_size=5)
+    events = fill(model, [canvas], Reopening(), Settings(cache="dual", refresh=refresh))
+    assert sum(len(event.remasked) for event in events) == reopened
+    assert canvas.finished
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
@@ -171,7 +197,8 @@ def test_where_a_mask_may_be_proposed_the_first_position_is_still_predicted_by_t
         prompt = torch.randint(0, 50, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
         canvas = Canvas.continuing(prompt, 8, mask_id=model.spec.mask_id, block_size=8)
         settings, before = Settings(cache=cache, suppress_mask_token=False), list(canvas.tokens)
-        events = decode(model, [canvas], policies.get("threshold", threshold=0.01), settings)
+        (request,) = requests_of(model, [canvas], policies.get("threshold", threshold=0.01), settings)
+        events = events_of([request], PlainRunner(model, StoragePool()))
         with contextlib.suppress(WorkFailed):  # only the mask token is proposed
             for event in events:
                 first = [commit.token_id for commit in event.committed if commit.position == 12]
@@ -184,7 +211,7 @@ def test_where_a_mask_may_be_proposed_the_first_position_is_still_predicted_by_t
     assert found
 
 
-def test_storage_is_used_again_by_who_comes_next_and_by_one_at_a_time():
+def test_storage_is_used_again_by_one_generation_at_a_time():
     pool = StoragePool()
     first = pool.borrow(2, 100)
     assert (first.rows, first.length) == (2, 256)
@@ -219,20 +246,31 @@ def test_shapes_of_all_kinds_keep_a_bounded_amount_of_storage():
     assert sum(found.positions for found in pool._free) <= 2 * 9 * 2048
 
 
-def test_without_room_for_new_storage_the_others_are_let_go_of(monkeypatch):
-    pool, tries = StoragePool(), []
-    pool.give_back(Storage(rows=1, length=1024))
-    new, original = pool.borrow(2, 2048), torch.Tensor.new_zeros
+class Full(torch.Tensor):
+    """A tensor like which nothing can be allocated while other storage is kept."""
+
+    pool: StoragePool
+    tries: list[int]
 
     def new_zeros(self, *sizes):
-        tries.append(len(pool._free))
-        if pool._free:
+        kept = self.pool.borrow(1, 1024)
+        self.tries.append(len(kept.layers))
+        if kept.layers:
+            self.pool.give_back(kept)
             raise torch.OutOfMemoryError("no room")
-        return original(self, *sizes)
+        return torch.zeros(*sizes)
 
-    monkeypatch.setattr(torch.Tensor, "new_zeros", new_zeros)
-    new.allocate(n_layers=1, heads=1, width=2, like=torch.zeros(1))
-    assert tries == [1, 0, 0]
+
+def test_without_room_for_new_storage_the_others_are_let_go_of():
+    pool = StoragePool()
+    kept = Storage(rows=1, length=1024)
+    kept.allocate(n_layers=1, heads=1, width=2, like=torch.zeros(1))
+    pool.give_back(kept)
+    like = torch.zeros(1).as_subclass(Full)
+    like.pool, like.tries = pool, []
+    new = pool.borrow(2, 2048)
+    new.allocate(n_layers=1, heads=1, width=2, like=like)
+    assert like.tries == [1, 0, 0]
     assert new.layers[0][0].shape == (2, 1, 2048, 2)
 
 
@@ -240,16 +278,17 @@ def test_a_model_may_change_its_dtype_between_generations():
     model, pool = random_model(tiny_config("llada"), std=0.4), StoragePool()
     for dtype in (torch.float32, torch.bfloat16):
         canvas = Canvas.continuing([3, 1], 8, mask_id=model.spec.mask_id, block_size=4)
-        list(decode(model.to(dtype), [canvas], policies.get("fixed"), Settings(cache="dual"), pool=pool))
-        (storage,) = pool._returned
+        fill(model.to(dtype), [canvas], "fixed", Settings(cache="dual"), pool=pool)
+        storage = pool.borrow(1, 10)
         assert storage.layers[0][0].dtype == dtype
+        pool.give_back(storage)
 
 
-def test_a_generation_gives_its_storage_back_also_when_nobody_hears_it_out():
+def test_a_generation_gives_its_storage_back_also_when_it_is_not_heard_out():
     model = random_model(tiny_config("llada"), std=0.4)
     pool = StoragePool()
     canvas = Canvas.continuing([3, 1], 8, mask_id=model.spec.mask_id, block_size=4)
-    events = decode(model, [canvas], policies.get("fixed"), Settings(cache="dual"), pool=pool)
+    events = events_of(requests_of(model, [canvas], "fixed", Settings(cache="dual")), PlainRunner(model, pool))
     next(events)
     used = pool.borrow(1, 10)
     assert not used.layers
@@ -257,34 +296,47 @@ def test_a_generation_gives_its_storage_back_also_when_nobody_hears_it_out():
     assert pool.borrow(1, 10).layers
 
 
-def test_storage_can_be_given_back_while_somebody_borrows():
-    """A generation that nobody holds any more may be ended by the collector, in the thread that borrows."""
+def test_storage_can_be_given_back_while_the_pool_is_locked():
+    """A generation may be ended by the garbage collector, in the very thread that borrows."""
     pool, storage = StoragePool(), Storage(rows=1, length=256)
     with pool._lock:
         pool.give_back(storage)
     assert pool.borrow(1, 10) is storage
 
 
-def test_after_a_device_ran_out_of_memory_less_can_be_tried(monkeypatch):
-    model, pool = random_model(tiny_config("llada"), std=0.4), StoragePool()
-    original, kept = Storage.allocate, Storage(rows=9, length=999)
-    pool.give_back(kept)
+class Small(Watched):
+    """A model that runs out of memory with more than one row."""
 
-    def allocate(self, **sizes):
-        if self.rows > 1:
+    capabilities = Watched.capabilities
+
+    def predict(self, tokens, **options):
+        if len(tokens) > 1:
             raise torch.OutOfMemoryError("no room")
-        original(self, **sizes)
+        return super().predict(tokens, **options)
 
-    monkeypatch.setattr(Storage, "allocate", allocate)
-    policy, settings = policies.get("fixed"), Settings(cache="dual")
+
+def test_after_a_device_ran_out_of_memory_less_can_be_tried():
+    model, pool = Small(random_model(tiny_config("llada"), std=0.4)), StoragePool()
 
     def canvases(rows):
         return [Canvas.continuing([3], 4, mask_id=model.spec.mask_id, block_size=4) for _ in range(rows)]
 
     with pytest.raises(OutOfMemory, match="use a smaller batch"):
-        list(decode(model, canvases(2), policy, settings, pool=pool))
-    assert len(list(decode(model, canvases(1), policy, settings, pool=pool))) == 4
-    assert pool.borrow(9, 999) is not kept
+        fill(model, canvases(2), "fixed", Settings(cache="dual"), pool=pool)
+    assert len(fill(model, canvases(1), "fixed", Settings(cache="dual"), pool=pool)) == 4
+
+
+def test_a_slot_that_may_hold_nan_is_cleared_before_another_row_gets_it():
+    lease = Lease(StoragePool(), rows=2, length=8, guided=True)
+    for storage in lease.storages:
+        storage.allocate(n_layers=1, heads=1, width=2, like=torch.zeros(1))
+        for part_ in storage.layers[0]:
+            part_.fill_(torch.nan)
+    assert [lease.take(), lease.take()] == [0, 1]
+    lease.give_back(1, clean=False)
+    assert all(bool((part_[1] == 0).all()) for storage in lease.storages for part_ in storage.layers[0])
+    assert all(bool(part_[0].isnan().all()) for storage in lease.storages for part_ in storage.layers[0])
+    assert lease.take() == 1
 
 
 def test_a_pool_and_a_model_can_be_copied():

@@ -1,10 +1,13 @@
 import pytest
 import torch
-from doubles import Scripted, tiny_config
+from doubles import Scripted, fill, requests_of, tiny_config
 
 from unmask import policies
+from unmask.cache.storage import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
+from unmask.engine.runner import PlainRunner
+from unmask.engine.scheduler import Scheduler
 from unmask.errors import UnmaskError
 from unmask.models.base import Prediction
 from unmask.models.random_weights import random_model
@@ -28,8 +31,7 @@ def run(model, policy, prompts=((0, 1),), *, max_tokens=4, block_size=4, setting
         Canvas.continuing(list(p), max_tokens, mask_id=model.spec.mask_id, block_size=block_size, seed=settings.seed)
         for p in prompts
     ]
-    policy = policies.get(policy) if isinstance(policy, str) else policy
-    return canvases, list(decode(model, canvases, policy, settings, **options))
+    return canvases, fill(model, canvases, policy, settings, **options)
 
 
 def test_one_event_per_pass_tells_what_was_committed():
@@ -109,7 +111,7 @@ def test_wino_spends_its_remasks_on_decoded_positions_only():
             seen.append((view.decoded.tolist(), decision.remask.tolist()))
             return decision, state
 
-    list(decode(Scripted(table_), [canvas], Spy(draft_threshold=0.95), Settings()))
+    fill(Scripted(table_), [canvas], Spy(draft_threshold=0.95))
     for decoded, remask in seen:
         assert not decoded[0][1]
         assert not remask[0][1]
@@ -129,12 +131,11 @@ def test_early_stop_fills_the_rest_after_the_block_that_ends_the_text():
     ends[3, 6] = 9.0
     model = Scripted(ends)
     settings = Settings(early_stop=True)
-    ended = lambda canvas: 6 in canvas.prefix(whole_blocks=True)  # noqa: E731
-    [canvas], events = run(model, "fixed", max_tokens=8, block_size=2, settings=settings, ended=ended)
+    [canvas], events = run(model, "fixed", max_tokens=8, block_size=2, settings=settings, ends=[6])
     assert canvas.filled == [2, 6, 6, 6, 6, 6, 6, 6]
     assert len(events) == 2
     assert events[-1].finished
-    [canvas], events = run(model, "fixed", max_tokens=8, block_size=2, settings=Settings(), ended=ended)
+    [canvas], events = run(model, "fixed", max_tokens=8, block_size=2, settings=Settings(), ends=[6])
     assert len(events) == 8
 
 
@@ -169,7 +170,7 @@ class Meddler(policies.Policy):
 def test_a_policy_cannot_touch_what_is_not_open():
     model = Scripted(table(*[0.5] * 6))
     canvas = Canvas(tokens=[0, 7, 3, 7, 1], mask_id=7, block_size=5)
-    events = list(decode(model, [canvas], Meddler(), Settings()))
+    events = fill(model, [canvas], Meddler())
     assert canvas.tokens[0::2] == [0, 3, 1]
     assert all(event.remasked == () for event in events)
 
@@ -211,7 +212,7 @@ def test_a_batch_of_ragged_prompts_gives_what_each_gives_alone(family, name, tem
 
 def test_no_rows_give_no_events():
     model = random_model(tiny_config("llada"))
-    assert not list(decode(model, [], policies.get("fixed"), Settings(cache="dual")))
+    assert not fill(model, [], "fixed", Settings(cache="dual"))
 
 
 @pytest.mark.parametrize("name", ["mean_field", "random"])
@@ -280,23 +281,13 @@ def test_a_policy_that_takes_back_all_it_commits_is_stopped():
         run(Scripted(table(*[0.5] * 6)), Penelope())
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(logits_eos_inf=True, confidence_eos_eot_inf=True)])
-@pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("name", ["fixed", "mean_field", "klass"])
-def test_a_model_in_half_precision_is_decoded_as_if_its_logits_were_widened(family, name, settings, monkeypatch):
-    model = random_model(tiny_config(family), std=0.4, dtype=torch.bfloat16)
-    options = {"max_tokens": 13, "block_size": 5, "settings": settings}
-    found = run(model, name, PROMPTS, **options)
-    monkeypatch.setattr("unmask.engine.observe._HALF", ())
-    assert found == run(model, name, PROMPTS, **options)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_logits_that_a_model_keeps_are_left_alone(dtype, monkeypatch):
-    monkeypatch.setattr("unmask.engine.observe.kernels_run", lambda device: True)  # then nothing is widened
+def test_logits_that_a_model_keeps_are_left_alone(dtype):
     kept = table(*[0.5] * 4).to(dtype)
 
     class Keeping(Scripted):
+        capabilities = Scripted.capabilities
+
         def predict(self, tokens, **options):
             return Prediction(logits=kept[None])
 
@@ -304,10 +295,8 @@ def test_logits_that_a_model_keeps_are_left_alone(dtype, monkeypatch):
     assert torch.equal(kept, table(*[0.5] * 4).to(dtype))
 
 
-@pytest.mark.parametrize("kernels", [False, True])
-def test_scores_follow_the_public_codes_dtype_on_request(kernels, monkeypatch):
-    """Logits stay in half precision where kernels read them, and are widened once where none do."""
-    monkeypatch.setattr("unmask.engine.observe.kernels_run", lambda device: kernels)
+def test_scores_follow_the_public_codes_dtype_on_request():
+    """Without kernels, half precision is widened once."""
     seen = []
 
     class Spy(policies.Policy):
@@ -320,5 +309,38 @@ def test_scores_follow_the_public_codes_dtype_on_request(kernels, monkeypatch):
         for reference in (False, True):
             run(model, Spy(), settings=Settings(reference_dtype=reference))
     f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
-    as_it_comes = bf16 if kernels else f32
-    assert seen == [(as_it_comes, f32), (f64, f64), (as_it_comes, f32), (bf16, bf16)]
+    assert seen == [(f32, f32), (f64, f64), (f32, f32), (bf16, bf16)]
+
+
+def test_a_row_with_unusable_logits_fails_alone_also_in_the_first_pass():
+    table_ = table(*[0.6] * 12)
+    table_[7] = torch.nan
+    model = Scripted(table_)
+    canvases = [Canvas.continuing([0] * n, 4, mask_id=7, block_size=2) for n in (1, 6, 2)]
+    events = list(decode(Scheduler(requests_of(model, canvases, "fixed")), PlainRunner(model, StoragePool())))
+    errors = [event for event in events if event.error is not None]
+    assert [(event.row, event.step, event.finished) for event in errors] == [(1, 0, True)]
+    assert "no usable logits" in str(errors[0].error)
+    assert [canvas.finished for canvas in canvases] == [True, False, True]
+    assert max(event.step for event in events if event.row == 2) == 3
+
+
+class Failing(policies.Policy):
+    """Fails as a plug-in may."""
+
+    def select(self, view, state=None):
+        return view.logits[None, 7]
+
+
+def test_a_policy_that_fails_takes_only_its_own_rows_with_it():
+    model = Scripted(table(*[0.6] * 8))
+    canvases = [Canvas.continuing([0] * n, 4, mask_id=7, block_size=2) for n in (1, 2, 3)]
+    (one,), two, (three,) = (
+        requests_of(model, [canvas], policy)
+        for canvas, policy in zip(canvases, ("fixed", Failing(), "eb"), strict=True)
+    )
+    events = list(decode(Scheduler([one, *two, three]), PlainRunner(model, StoragePool())))
+    assert {event.row for event in events if event.error is not None} == {1}
+    assert [canvas.finished for canvas in canvases] == [True, False, True]
+    message = next(str(event.error) for event in events if event.error is not None)
+    assert message.startswith("the policy Failing failed: ")

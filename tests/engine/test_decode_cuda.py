@@ -3,17 +3,17 @@
 Needs nothing but the package and pytest: `pytest -m gpu tests/engine/test_decode_cuda.py`.
 """
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from doubles import events_of, requests_of
 
 from unmask import policies
-from unmask.cache.kv import KVCache, StoragePool
-from unmask.engine import decisions
+from unmask.cache.base import PassPlan, RowPlan
+from unmask.cache.storage import KVCache, StoragePool
 from unmask.engine.canvas import Canvas
-from unmask.engine.decode import decode
+from unmask.engine.runner import runner_for
 from unmask.models.random_weights import random_model
 from unmask.settings import Settings
 
@@ -61,11 +61,32 @@ def twins(config, dtype=torch.float32):
     return here, there
 
 
+def canvases_of(model, prompts=PROMPTS):
+    return [Canvas.continuing(list(prompt), 48, mask_id=model.spec.mask_id, block_size=16) for prompt in prompts]
+
+
+def events(model, canvases, policy, settings, pool=None, **options):
+    """By the runner that the model's device deserves."""
+    requests = requests_of(model, canvases, policy, settings)
+    return list(events_of(requests, runner_for(model, pool or StoragePool()), **options))
+
+
 def run(model, settings, policy="mean_field", *, prompts=PROMPTS, pool=None):
-    canvases = [Canvas.continuing(list(prompt), 48, mask_id=model.spec.mask_id, block_size=16) for prompt in prompts]
-    for _ in decode(model, canvases, policies.get(policy), settings, pool=pool):
-        pass
+    canvases = canvases_of(model, prompts)
+    events(model, canvases, policy, settings, pool)
     return [(canvas.tokens, canvas.step_map) for canvas in canvases]
+
+
+def captured(model, cache=None):
+    """The keys of the passes that are captured, over whole canvases and over parts of them."""
+    graphs = model.captured["passes"]
+    found = [graphs.uncached] if cache is None else list(graphs.cached.values())
+    return [key for one in found for kind in (one.whole, one.part) for key in kind.captured]
+
+
+def spans(model, *rows):
+    """A plan: from where to where each row is computed, and how many keys it sees."""
+    return PassPlan(tuple(RowPlan(span=(start, end), visible=seen) for start, end, seen in rows), model.device)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "mean_field", "threshold"])
@@ -78,8 +99,7 @@ def test_every_cache_gives_the_tokens_of_the_cpu(config, cache, refresh, policy,
     expected = run(here, settings, policy)
     for _ in range(3):  # first without graphs, then while they are captured, then with all of them
         assert run(there, settings, policy, pool=pool) == expected
-    graphs = [there._uncached.whole] if cache == "none" else [found.part for found in there._cached.values()]
-    assert any(found._captured for found in graphs)
+    assert captured(there, None if cache == "none" else cache)
     monkeypatch.setenv("UNMASK_KERNELS", "0")
     assert run(there, settings, policy) == expected
 
@@ -92,21 +112,48 @@ def test_rows_that_join_get_the_tokens_of_the_cpu(config, cache, policy):
     settings, pool = Settings(cache=cache), StoragePool()
     alone = [run(here, settings, policy, prompts=[prompt])[0] for prompt in PROMPTS]
     for _ in range(3):
-        sizes = {"mask_id": there.spec.mask_id, "block_size": 16}
-        canvases = [Canvas.continuing(list(prompt), 48, **sizes) for prompt in PROMPTS]
-        waiting, asked = canvases[2:], itertools.count()
+        canvases = canvases_of(there)
+        requests = requests_of(there, canvases, policy, settings)
+        waiting = requests[2:]
 
-        def arrivals(room, longest, waiting=waiting, asked=asked):
-            return [waiting.pop(0)] if waiting and next(asked) % 3 == 2 else []
+        def late(number, waiting=waiting):
+            return [waiting.pop(0)] if waiting and number % 7 == 5 else []
 
-        list(decode(there, canvases[:2], policies.get(policy), settings, pool=pool, arrivals=arrivals, rows=3))
+        list(events_of(requests[:2], runner_for(there, pool), rows=3, late=late))
         assert [(canvas.tokens, canvas.step_map) for canvas in canvases] == alone
-    canvases = [Canvas.continuing(list(prompt), 48, **sizes) for prompt in PROMPTS]
-    for number, _ in enumerate(decode(there, canvases, policies.get(policy), settings, pool=pool)):
-        canvases[1].abandoned |= number == 17
+    canvases = canvases_of(there)
+    requests = requests_of(there, canvases, policy, settings)
+    for number, _ in enumerate(events_of(requests, runner_for(there, pool))):
+        requests[1].abandoned |= number == 17
     others = [row for row in range(len(PROMPTS)) if row != 1]
     assert [(canvases[row].tokens, canvases[row].step_map) for row in others] == [alone[row] for row in others]
     assert canvases[1].passes < canvases[0].passes
+
+
+@pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
+def test_requests_of_every_kind_together_give_the_tokens_of_the_cpu(config):
+    here, there = twins(config)
+    kinds = [
+        ("fixed", {}),
+        ("mean_field", {}),
+        ("klass", {}),
+        ("threshold", {"cache": "dual"}),
+        ("eb", {"cache": "dual"}),
+    ]
+    kinds += [("dawn", {}), ("fixed", {"cache": "prefix"}), ("margin", {"cache": "dual", "refresh": "drift:0.05"})]
+    expected = [
+        run(here, Settings(**settings), policy, prompts=[PROMPTS[number % 5]])[0]
+        for number, (policy, settings) in enumerate(kinds)
+    ]
+    pool = StoragePool()
+    for rows in (3, 8, 8, 8):
+        canvases = canvases_of(there, [PROMPTS[number % 5] for number in range(len(kinds))])
+        requests = [
+            requests_of(there, [canvas], policy, Settings(**settings))[0]
+            for canvas, (policy, settings) in zip(canvases, kinds, strict=True)
+        ]
+        list(events_of(requests, runner_for(there, pool), rows=rows))
+        assert [(canvas.tokens, canvas.step_map) for canvas in canvases] == expected
 
 
 PURE = [name for name in policies.names() if policies.is_pure(policies.get(name)) and not policies.get(name).needs]
@@ -120,8 +167,9 @@ def test_captured_decisions_are_those_of_the_cpu(policy):
     for _ in range(2):
         decoded.append(run(there, Settings(), policy, pool=pool))
     assert decoded == [expected, expected]
-    kept = decisions._KEPT[pool].values()
-    assert any(found._graphs._captured for found in kept)
+    from unmask.engine.cuda.decisions import kept_for
+
+    assert any(found.graphs.captured for found in kept_for(pool))
 
 
 def test_a_graph_captured_while_decoding_serves_a_plain_prediction():
@@ -129,13 +177,13 @@ def test_a_graph_captured_while_decoding_serves_a_plain_prediction():
     tokens, pool = run(there, Settings(), "fixed", prompts=PROMPTS[:1])[0][0], StoragePool()
     run(there, Settings(), "fixed", prompts=PROMPTS[:1], pool=pool)
     tokens, at = torch.tensor([tokens], device="cuda"), torch.arange(16, device="cuda")[None]
-    known = list(there._uncached.whole._captured)
+    known = captured(there)
     assert known
     with torch.no_grad():
-        captured = there.predict(tokens, at=at).logits
-        assert list(there._uncached.whole._captured) == known
-        there.forget_graphs()
-        assert torch.equal(captured, there.predict(tokens, at=at).logits)
+        replayed = there.predict(tokens, at=at).logits
+        assert captured(there) == known
+        there.captured.clear()
+        assert torch.equal(replayed, there.predict(tokens, at=at).logits)
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
@@ -150,19 +198,19 @@ def test_a_batch_gives_what_its_rows_give_alone(cache):
 def test_a_replayed_graph_gives_the_logits_of_the_pass_it_captured(config):
     _, there = twins(config, torch.bfloat16)
     generator = torch.Generator("cuda").manual_seed(0)
-    cache = KVCache.new(5, 100, "cuda")
-    lengths = torch.tensor([100, 60, 99, 80, 71], device="cuda")
-    queries = torch.arange(30, 50, device="cuda").expand(5, -1)
+    cache, lengths = KVCache.new(5, 100, "cuda"), (100, 60, 99, 80, 71)
+    whole = PassPlan.whole(list(lengths), there.device)
+    part = spans(there, *((30, 50, length) for length in lengths))
     with torch.inference_mode():
         for _ in range(4):
             tokens = torch.randint(0, 600, (5, 100), generator=generator, device="cuda")
-            there.predict(tokens, lengths=lengths, cache=cache)
-            replayed = there.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries).logits.clone()
-            there._cached.clear()
-            first = there.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries).logits.clone()
+            there.predict(tokens, plan=whole, cache=cache)
+            replayed = there.predict(tokens, plan=part, cache=cache).logits.clone()
+            there.captured.clear()
+            first = there.predict(tokens, plan=part, cache=cache).logits.clone()
             assert torch.equal(replayed, first)
             for _ in range(2):  # captured for five rows padded to eight
-                there.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries)
+                there.predict(tokens, plan=part, cache=cache)
 
 
 @pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
@@ -175,7 +223,7 @@ def test_rows_without_their_padding_share_a_graph_with_others_of_about_as_many_p
     with torch.inference_mode():
         for sizes in ([200, 30, 60], [200, 60, 30], [190, 9, 70], [199, 12, 50], [200, 30, 60]):
             tokens = torch.randint(0, 590, (3, 200), generator=generator, device="cuda")
-            found = there.predict(tokens, lengths=torch.tensor(sizes).pin_memory(), cache=cache, **options)
+            found = there.predict(tokens, plan=PassPlan.whole(sizes, there.device), cache=cache, **options)
             for row, size in enumerate(sizes):
                 filled = KVCache.new(1, 256, "cuda")
                 given = options | ({"at": at[:1]} if "at" in options else {})
@@ -186,8 +234,8 @@ def test_rows_without_their_padding_share_a_graph_with_others_of_about_as_many_p
                     for kind in (0, 1):
                         close = {"rtol": 0.0, "atol": 1e-3}
                         torch.testing.assert_close(mine[kind][row, :, :size], expected[kind][0, :, :size], **close)
-    [graph] = there._cached[cache.storage].whole._captured
-    assert graph[0][0] == "packed"
+    packed = [key for key in captured(there, cache) if "packed" in key[0]]
+    assert len(packed) == 1
 
 
 @pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
@@ -195,14 +243,14 @@ def test_rows_without_their_padding_share_a_graph_with_others_of_about_as_many_p
 def test_half_precision_stays_as_close_to_float32_as_plain_pytorch_does(config, dtype, monkeypatch):
     here, there = twins(config, dtype)
     tokens = torch.randint(0, 600, (3, 64), generator=torch.Generator().manual_seed(0))
-    lengths, queries = torch.tensor([64, 40, 51]), torch.arange(20, 36).expand(3, -1)
+    lengths, at = [64, 40, 51], torch.arange(20, 36).expand(3, -1)
 
     def passes(model, device):
-        cache = KVCache.new(3, 64, device)
-        options = {"lengths": lengths.to(device), "cache": cache, "at": queries.to(device)}
+        options = {"cache": KVCache.new(3, 64, device), "at": at.to(device)}
+        plans = PassPlan.whole(lengths, model.device), spans(model, *((20, 36, length) for length in lengths))
         with torch.inference_mode():
-            whole = model.predict(tokens.to(device), **options).logits
-            part = model.predict(tokens.to(device) // 2, queries=queries.to(device), **options).logits
+            whole = model.predict(tokens.to(device), plan=plans[0], **options).logits
+            part = model.predict(tokens.to(device) // 2, plan=plans[1], **options).logits
         return torch.stack([whole.float().cpu(), part.float().cpu()])
 
     exact = passes(here, "cpu")
@@ -219,14 +267,14 @@ def test_a_pass_reads_from_the_device_once():
     original = torch.Tensor.tolist
     settings, pool = Settings(cache="dual"), StoragePool()
     run(there, settings, "fixed", pool=pool)
-    canvases = [Canvas.continuing(PROMPTS[0], 48, mask_id=599, block_size=16)]
+    canvases = canvases_of(there, PROMPTS[:1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "tolist", lambda self: reads.append(tuple(self.shape)) or original(self))
         patch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a host read"))
         patch.setattr(torch.Tensor, "__bool__", lambda self: pytest.fail("a host read"))
-        events = list(decode(there, canvases, policies.get("fixed"), settings, pool=pool))
-    assert len(reads) == len(events)
-    assert max(columns for _, columns in reads) <= 3 * 16 + 4
+        found = events(there, canvases, "fixed", settings, pool)
+    assert len(reads) == len(found)
+    assert max(count for (count,) in reads) <= 3 * 16 + 4
 
 
 @pytest.mark.parametrize("cache", ["none", "dual"])

@@ -6,7 +6,7 @@ import sys
 
 PROGRAM = """
 import json, torch, unmask
-from collections import deque
+from unmask.engine.scheduler import Scheduler
 
 toy = unmask.load("toy")
 message = {"role": "user", "content": "x"}
@@ -23,8 +23,7 @@ calls = {
     "trace": lambda: toy.stream("x", trace=True),
     "forward(None)": lambda: toy.forward(None),
     "forward(floats)": lambda: toy.forward(torch.zeros(2, 2)),
-    "flow(list)": lambda: toy.flow([]),
-    "flow(text)": lambda: list(toy.flow(deque(["x"]))),
+    "decode(text)": lambda: list(toy.decode(Scheduler(["x"]))),
 }
 said = {}
 for name, call in calls.items():
@@ -43,8 +42,7 @@ EXPECTED = {
     "trace": "trace is for generate, chat and infill only",
     "forward(None)": "token_ids must be a list of ids, or rows (b, n) of equal length",
     "forward(floats)": "token_ids must be a list of ids, or rows (b, n) of equal length: floats are none",
-    "flow(list)": "requests wait in a deque, got list",
-    "flow(text)": "what waits must be made by `request`, got str",
+    "decode(text)": "what waits must be made by `request`, got str",
 }
 
 

@@ -1,12 +1,10 @@
 import pytest
 import torch
-from doubles import tiny_config
+from doubles import fill, tiny_config
 
 from unmask import policies
 from unmask.engine.canvas import Canvas
-from unmask.engine.decode import decode
 from unmask.errors import UnmaskError
-from unmask.integrations import fast_dllm
 from unmask.integrations.fast_dllm import configure, get_transfer_index
 from unmask.models.random_weights import random_model
 from unmask.settings import Settings
@@ -48,7 +46,7 @@ def test_their_loop_with_our_function_decodes_what_our_loop_decodes(model, name)
     configure(policy)
     tokens, passes = their_loop(model, [3, 1, 4], 20, 8)
     canvas = Canvas.continuing([3, 1, 4], 20, mask_id=model.spec.mask_id, block_size=8)
-    list(decode(model, [canvas], policy, Settings()))
+    fill(model, [canvas], policy, Settings(cache="none"))
     assert (tokens, passes) == (canvas.tokens, canvas.passes)
 
 
@@ -135,9 +133,14 @@ def test_temperature_draws_from_the_global_generator():
 
 
 @pytest.mark.parametrize("name", ["dawn", "dapd", "wino", "klass"])
-def test_policies_that_need_more_than_logits_are_refused(name):
+def test_policies_that_need_more_than_logits_are_refused_and_the_one_before_stays(name):
+    logits, mask_index, x = case(3)
+    configure(policies.get("threshold", threshold=0.3))
+    before = get_transfer_index(logits, 0.0, "low_confidence", mask_index, x, None)[1]
     with pytest.raises(UnmaskError, match="which this loop has not"):
         configure(name)
     with pytest.raises(UnmaskError, match="needs to know the pass"):
         configure(policies.get("entropy", schedule="dream"))
-    assert policies.name_of(fast_dllm._chosen) == "mean_field"
+    assert torch.equal(get_transfer_index(logits, 0.0, "low_confidence", mask_index, x, None)[1], before)
+    configure("mean_field")
+    assert not torch.equal(get_transfer_index(logits, 0.0, "low_confidence", mask_index, x, None)[1], before)

@@ -1,4 +1,4 @@
-"""The fused operations in Triton's interpreter, against the plain ones.
+"""The operations of a layer by kernels, in Triton's interpreter, against the plain ones; and where each is taken.
 
 Triton decides when it is imported whether it interprets, and a run of tests may have imported it already: so a process
 of its own does, which knows nothing of the tests. The interpreter cuts bfloat16 off where devices round, and multiplies
@@ -11,12 +11,18 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from unmask.models import fused, plain
-from unmask.models.fused import AttentionTiles, ProductTiles
+from unmask.models.layers import LayerOps, RMSNorm
 from unmask.models.loading import load_model
 from unmask.models.rotary import Rotary
-from unmask.models.steps import JointSteps, Steps
+from unmask.models.transformer import Transformer
+
+pytest.importorskip("triton")
+
+from unmask.models.kernels import fused, ops, passes
+from unmask.models.kernels.fused import AttentionTiles, ProductTiles
+from unmask.models.kernels.ops import JointOps, KernelOps
 
 DTYPES = (torch.float32, torch.float16)
 # So small that a few dozen keys are several splits, and a few queries several tiles.
@@ -32,6 +38,12 @@ def run(name, *arguments, **options):
 def kernels(interpreted):
     """`run` in the process that interprets; tensors are in memory that both processes share."""
     return partial(interpreted, run)
+
+
+def plain_add_norm(x, update, weight, eps):
+    norm = RMSNorm(x.shape[-1], eps).requires_grad_(False)
+    norm.weight.data = weight
+    return LayerOps().add_norm(x, update, norm)
 
 
 def draw(*shape, seed=0, dtype=torch.float32, spread=1.0):
@@ -50,7 +62,7 @@ def assert_within_an_ulp(found, expected):
 def test_add_norm(kernels, dtype, w, added):
     x, update, weight = draw(2, 3, w, dtype=dtype), draw(2, 3, w, seed=1, dtype=dtype), 1 + draw(w, seed=2, dtype=dtype)
     total, normed = kernels("add_norm", x, update if added else None, weight, 1e-5)
-    expected_total, expected = plain.add_norm(x, update if added else None, weight, 1e-5)
+    expected_total, expected = plain_add_norm(x, update if added else None, weight, 1e-5)
     assert torch.equal(total, expected_total)
     if dtype == torch.float32:
         torch.testing.assert_close(normed, expected, **EXACT)
@@ -66,7 +78,7 @@ def test_the_sum_of_parts_is_rounded_before_it_is_added(kernels, parts):
     for part in update:
         added += part
     assert torch.equal(total, x + added.half())
-    assert_within_an_ulp(normed, plain.add_norm(x, added.half(), torch.ones(40, dtype=torch.float16), 1e-5)[1])
+    assert_within_an_ulp(normed, plain_add_norm(x, added.half(), torch.ones(40, dtype=torch.float16), 1e-5)[1])
 
 
 def test_the_norm_is_that_of_the_rounded_sum_and_rounded_before_the_gain(kernels):
@@ -112,7 +124,7 @@ def test_turning_and_storing(kernels, dtype, h, g, d, given):
     keys, values = draw(5, g, 37, d, seed=1, dtype=dtype), draw(5, g, 37, d, seed=2, dtype=dtype)
     found, expected = ([tensor.clone() for tensor in (qkv, keys, values)] for _ in range(2))
     kernels("turn_and_store", found[0], table, positions, h, g, (*found[1:], slots))
-    plain.turn_and_store(expected[0], table, positions, h, g, (*expected[1:], slots))
+    LayerOps().turn_and_store(expected[0], table, positions, h, g, (*expected[1:], slots))
     for one, other in zip(found, expected, strict=True):
         if dtype == torch.float32:
             torch.testing.assert_close(one, other, **EXACT)
@@ -134,7 +146,7 @@ def test_turning_without_a_store(kernels):
     found, table = draw(2, 4, 9 * 32), rotary_table(32, 8)
     expected = found.clone()
     kernels("turn_and_store", found, table, None, 5, 2, None)
-    plain.turn_and_store(expected, table, None, 5, 2, None)
+    LayerOps().turn_and_store(expected, table, None, 5, 2, None)
     torch.testing.assert_close(found, expected, **EXACT)
 
 
@@ -220,16 +232,10 @@ def test_the_parts_of_large_matrices():
     assert fused._tiles_of_parts(100_000, 4096).parts == 1
 
 
-def test_how_many_rows_are_few(monkeypatch):
-    monkeypatch.setattr(fused, "available", lambda x: True)
-    half = torch.zeros(2, 16, 8, dtype=torch.bfloat16)
-    assert fused.few(half)
-    assert fused.few(half.half())
-    assert not fused.few(half.float())
-    assert not fused.few(torch.zeros(3, 11, 8, dtype=torch.bfloat16))
-    assert not fused.few(half[:0])
-    monkeypatch.setattr(fused, "available", lambda x: False)
-    assert not fused.few(half)
+def test_how_many_rows_are_few():
+    for dtype in (torch.bfloat16, torch.float16):
+        assert [fused.few(positions, dtype) for positions in (0, 1, 32, 33)] == [False, True, True, False]
+    assert not fused.few(1, torch.float32)
 
 
 class Case:
@@ -348,34 +354,69 @@ def test_what_is_not_contiguous_is_refused():
         fused.turn_and_store(qkv.mT.contiguous().mT, rotary_table(32, 8), None, 2, 2, None)
 
 
-def test_the_kernels_are_for_some_devices_and_dtypes(monkeypatch):
-    assert not fused.available(torch.zeros(1))
-    x = torch.empty(1, device="meta")
-    monkeypatch.setattr(fused, "kernels_run", lambda device: device.type == "meta")
-    assert fused.available(x)
-    assert not fused.available(x.double())
+def test_the_kernels_take_some_dtypes():
+    x = torch.zeros(1)
+    assert fused.takes(x)
+    assert fused.takes(x.half())
+    assert fused.takes(x.bfloat16())
+    assert not fused.takes(x.double())
 
 
-@pytest.fixture
-def everywhere(monkeypatch):
-    """The kernels are said to run on this device."""
-    monkeypatch.setattr(fused, "available", lambda x: True)
+def model_of(folder, *, dtype="bfloat16", **options):
+    return load_model(folder, device="cpu", dtype=dtype, **options).model
 
 
-def steps_of(folder, *, dtype="bfloat16", rows=32, cached=True, **options):
-    model = load_model(folder, device="cpu", dtype=dtype, **options).model
-    return model._steps(torch.zeros(1, rows, 64, dtype=model.dtype), cached=cached)
-
-
-def test_a_few_rows_that_see_a_cache_take_joint_steps(everywhere, make_llada):
+def test_a_few_rows_that_see_a_cache_have_joint_operations(make_llada):
     folder = make_llada(d_model=64)
-    assert isinstance(steps_of(folder), JointSteps)
-    for others in ({"rows": 33}, {"cached": False}, {"dtype": "float32"}, {"quantize": "int8"}):
-        steps = steps_of(folder, **others)
-        assert isinstance(steps, Steps)
-        assert steps.add_norm is fused.add_norm
+    model = model_of(folder)
+    assert type(ops.few_rows_ops(model, 32)) is JointOps
+    assert type(ops.few_rows_ops(model, 33)) is KernelOps
+    for others in ({"dtype": "float32"}, {"quantize": "int8"}):
+        assert type(ops.few_rows_ops(model_of(folder, **others), 32)) is KernelOps
+    assert type(ops.layer_ops(model)) is KernelOps
+
+
+def test_layers_that_somebody_has_replaced_are_called_as_they_are(make_llada):
+    class Other(nn.Linear):
+        pass
+
+    model = model_of(make_llada(d_model=64))
+    model.blocks[1].down = Other(48, 64, bias=False)
+    assert type(ops.few_rows_ops(model, 1)) is KernelOps
+
+
+def test_queries_and_keys_that_are_normalised_are_not_projected_jointly(make_llada):
+    model = model_of(make_llada(d_model=64))
+    assert type(ops.few_rows_ops(model, 1)) is JointOps
+    model.shape = replace(model.shape, qk_norm=True)
+    assert type(ops.few_rows_ops(model, 1)) is KernelOps
 
 
 @pytest.mark.parametrize("width", [8, 24])
-def test_heads_whose_width_no_kernel_takes_are_left_to_plain_operations(everywhere, make_llada, width):
-    assert steps_of(make_llada(d_model=4 * width)).add_norm is plain.add_norm
+def test_heads_whose_width_no_kernel_takes_are_left_to_plain_operations(make_llada, width):
+    model = model_of(make_llada(d_model=4 * width))
+    assert type(ops.layer_ops(model)) is LayerOps
+    assert not passes.serve(model)
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("bfloat16", True), ("float32", True), ("float64", False)])
+def test_dtypes_that_no_kernel_takes_are_left_to_plain_operations(make_llada, dtype, taken):
+    model = model_of(make_llada(d_model=64)).to(getattr(torch, dtype))
+    assert (type(ops.layer_ops(model)) is KernelOps) == taken
+    assert passes.serve(model) == taken
+
+
+def test_a_model_with_its_own_predict_has_no_passes_by_kernels(make_llada):
+    model = model_of(make_llada(d_model=64))
+
+    class Own(Transformer):
+        def predict(self, tokens, **options):
+            return super().predict(tokens, **options)
+
+    class Named(Transformer):
+        """Changes nothing."""
+
+    assert passes.serve(model)
+    assert passes.serve(Named(model.shape, model.spec))
+    assert not passes.serve(Own(model.shape, model.spec))
+    assert not passes.serve(load_model("toy", device="cpu").model)

@@ -1,38 +1,33 @@
 """When passes are captured and what is copied for a replay; a function that is called again stands for the graph."""
 
-import contextlib
+from functools import partial
 
 import pytest
 import torch
+from recalled import Recalled
 
-from unmask.models import graphs
-from unmask.models.graphs import Graphs, padded_rows
+pytest.importorskip("triton")
 
+from unmask.models.kernels import graphs
+from unmask.models.kernels.graphs import padded_rows
 
-class Recalled:
-    """Calls the function again, on the inputs that the graph owns and into the same outputs."""
-
-    def __init__(self, run, inputs, steady, pool):
-        del pool
-        self.run, self.inputs, self.steady, self.given = run, inputs, steady, [None] * len(inputs)
-        self.outputs = tuple(torch.full_like(value, -1) for value in run(*inputs))  # a capture computes nothing
-
-    def replay(self):
-        for own, value in zip(self.outputs, self.run(*self.inputs), strict=True):
-            own.copy_(value)
-
-    fill = graphs._Graph.fill
-
-
-@pytest.fixture(autouse=True)
-def recalled(monkeypatch):
-    monkeypatch.setattr(graphs, "_Graph", Recalled)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+Graphs = partial(graphs.Graphs, record=Recalled)
 
 
 def double(x, bias):
     return (2 * x + bias,)
+
+
+@pytest.fixture
+def recorded():
+    """What is recorded from now on, and how to have graphs that record there."""
+    made = []
+
+    def record(*given):
+        made.append(Recalled(*given))
+        return made[-1]
+
+    return made, partial(graphs.Graphs, record=record)
 
 
 def test_a_shape_is_captured_after_some_runs_and_gives_the_same():
@@ -40,19 +35,20 @@ def test_a_shape_is_captured_after_some_runs_and_gives_the_same():
     for turn in range(5):
         x = torch.arange(6.0).reshape(3, 2) + turn
         assert torch.equal(found(double, x, torch.ones(3, 1))[0], 2 * x + 1)
-        assert len(found._captured) == (turn >= 2)
+        assert len(found.captured) == (turn >= 2)
     found(double, torch.zeros(2, 2), torch.ones(2, 1))
-    assert len(found._captured) == 1  # another shape begins anew
+    assert len(found.captured) == 1  # another shape begins anew
 
 
-def test_rows_are_padded_with_the_last_one_so_that_a_shrinking_batch_keeps_its_graph():
+def test_rows_are_padded_with_the_last_one_so_that_a_shrinking_batch_keeps_its_graph(recorded):
     assert [padded_rows(rows) for rows in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 12]
-    found = Graphs(after=1, pads=True)
+    made, recording = recorded
+    found = recording(after=1, pads=True)
     for rows in (8, 8, 7, 6, 5):
         x = torch.rand(rows, 3, generator=torch.Generator().manual_seed(rows))
         out = found(double, x, torch.ones(rows, 1))[0]
         assert torch.equal(out, 2 * x + 1)
-    [graph] = found._captured.values()
+    [graph] = made
     assert torch.equal(graph.inputs[0][5:], x[-1:].expand(3, -1))
 
 
@@ -68,13 +64,14 @@ def test_steady_inputs_are_copied_when_another_tensor_comes():
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_what_is_prepared_is_computed_when_it_is_called(early):
-    found = Graphs(after=0, pads=False, early=early)
+def test_what_is_prepared_is_computed_when_it_is_called(recorded, early):
+    made, recording = recorded
+    found = recording(after=0, pads=False, early=early)
     found(double, torch.zeros(1, 1), torch.zeros(1, 1))
     x = torch.ones(1, 1)
     ready, replays = found.prepare(double, x, torch.zeros(1, 1))
     assert replays
-    [graph] = found._captured.values()
+    [graph] = made
     assert graph.outputs[0].item() == 0
     x.fill_(3.0)
     assert ready()[0].item() == (2 if early else 6)
@@ -86,14 +83,14 @@ def test_nothing_is_run_or_captured_before_what_was_prepared_is_called():
     assert not calls
     assert not replays
     assert ready()[0].item() == 1
-    assert found._captured
+    assert found.captured
 
 
 def test_numbers_of_different_kinds_share_no_graph():
     found = Graphs(after=0, pads=False)
     for dtype in (torch.float32, torch.float64):
         assert found(lambda x: (2 * x,), torch.ones(1, 1, dtype=dtype))[0].dtype == dtype
-    assert len(found._captured) == 2
+    assert len(found.captured) == 2
 
 
 def test_runs_of_different_kinds_share_no_graph():
@@ -101,42 +98,56 @@ def test_runs_of_different_kinds_share_no_graph():
     for _ in range(2):
         assert found(lambda x: (2 * x,), x, kind="twice")[0].item() == 2
         assert found(lambda x: (3 * x,), x, kind="thrice")[0].item() == 3
-    assert len(found._captured) == 2
+    assert len(found.captured) == 2
 
 
-def test_what_is_at_home_is_read_where_it_lies_and_copied_where_rows_must_be_added():
+def test_what_is_at_home_is_read_where_it_lies_and_copied_where_rows_must_be_added(recorded):
+    made, recording = recorded
     for rows in (4, 3):
-        found, x = Graphs(after=0, pads=True), torch.zeros(rows, 1)
+        found, x = recording(after=0, pads=True), torch.zeros(rows, 1)
         bias = torch.ones(rows, 1)
         found(double, x, bias, at_home=(0,))
-        [graph] = found._captured.values()
-        assert (graph.inputs[0] is x) == (rows == 4)
-        assert graph.inputs[1] is not bias
+        assert (made[-1].inputs[0] is x) == (rows == 4)
+        assert made[-1].inputs[1] is not bias
         x.fill_(2.0)
         assert (found(double, x, bias, at_home=(0,))[0] == 5).all()
+    assert len(made) == 2
+
+
+def test_graphs_share_memory_while_one_of_them_is_kept(recorded):
+    made, recording = recorded
+    found = recording(after=0, pads=False, most=2)
+    for width in (1, 2, 3, 4):
+        found(double, torch.zeros(1, width), torch.ones(1, 1))
+    assert len({id(graph.pool) for graph in made}) == 1
+    recording(after=0, pads=False)(double, torch.zeros(1, 1), torch.ones(1, 1))
+    assert made[-1].pool is not made[0].pool  # another function's
 
 
 def test_the_graph_that_was_not_used_for_longest_goes_and_must_prove_itself_again():
     found = Graphs(after=1, pads=False, most=2)
+
+    def widths():
+        return [sizes[0][1] for _, sizes, *_ in found.captured]
 
     def use(width):
         return found(double, torch.zeros(1, width), torch.ones(1, 1))
 
     for width in (1, 1, 2, 2, 1, 3, 3):
         use(width)
-    assert [sizes[0][1] for _, sizes, *_ in found._captured] == [1, 3]
+    assert widths() == [1, 3]
     use(2)
-    assert [sizes[0][1] for _, sizes, *_ in found._captured] == [1, 3]
+    assert widths() == [1, 3]
     use(2)
-    assert [sizes[0][1] for _, sizes, *_ in found._captured] == [3, 2]
+    assert widths() == [3, 2]
 
 
-def test_inputs_of_a_graph_that_was_captured_in_inference_mode_can_be_filled_outside_of_it():
-    found = Graphs(after=0, pads=True)
+def test_inputs_of_a_graph_that_was_captured_in_inference_mode_can_be_filled_outside_of_it(recorded):
+    made, recording = recorded
+    found = recording(after=0, pads=True)
     with torch.inference_mode():
         found(double, torch.zeros(3, 1), torch.ones(3, 1))
-    [graph] = found._captured.values()
-    assert not any(value.is_inference() for value in graph.inputs)
+    assert not any(value.is_inference() for value in made[0].inputs)
 
 
 def test_inputs_may_have_leading_sizes_of_their_own_where_no_rows_are_added():
@@ -148,4 +159,4 @@ def test_inputs_may_have_leading_sizes_of_their_own_where_no_rows_are_added():
     for rows in (2, 3, 2, 1):
         for x in (torch.ones(4, 1), torch.full((4, 1), 2.0)):
             assert found(total, x, torch.ones(rows))[0].item() == 4 * x[0].item() + rows
-    assert [sizes for _, sizes, *_ in found._captured] == [((4, 1), (3,)), ((4, 1), (2,)), ((4, 1), (1,))]
+    assert [sizes for _, sizes, *_ in found.captured] == [((4, 1), (3,)), ((4, 1), (2,)), ((4, 1), (1,))]

@@ -1,18 +1,18 @@
-"""Attention of rows one behind the other, in Triton's interpreter (see test_fused.py), against the plain one."""
+"""Attention of rows one behind the other, in Triton's interpreter (see test_fused.py), against plain attention."""
 
 import pytest
 import torch
 
-from unmask.models import fused, plain
+from unmask.models.attention import attend
+
+pytest.importorskip("triton")
+
+from unmask.models.kernels.fused import ragged_attention
 
 LENGTHS = [70, 0, 1, 64, 33]
 COUNT = torch.tensor(LENGTHS)
 STARTS = COUNT.cumsum(0) - COUNT
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
-
-
-def attend(*arguments):
-    return fused.ragged_attention(*arguments)
 
 
 def draw(*shape, seed=0, dtype):
@@ -26,23 +26,30 @@ def drawn(h, g, d, dtype):
     return qkv
 
 
+def heads_of(qkv, h, g):
+    """Queries, keys and values of every row, in float32."""
+    heads = qkv[: sum(LENGTHS)].float().transpose(0, 1).unflatten(-1, (h + 2 * g, -1)).transpose(1, 2)
+    return [row.split([h, g, g], dim=1) for row in heads.split(LENGTHS, dim=2)]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("h", "g", "d"), [(2, 2, 16), (6, 2, 32), (1, 1, 256)])
 def test_to_the_keys_beside_the_queries(interpreted, dtype, h, g, d):
     qkv = drawn(h, g, d, dtype)
-    found = interpreted(attend, qkv, STARTS, COUNT, h, g, 80)[: sum(LENGTHS)]
-    expected = plain.ragged_attention(qkv[: sum(LENGTHS)].float(), [length for length in LENGTHS if length], h, g)
-    torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=TOLERANCE[dtype])
+    found = interpreted(ragged_attention, qkv, STARTS, COUNT, h, g, 80)[: sum(LENGTHS), 0]
+    rows = [attend(queries, keys, values, None)[0] for queries, keys, values in heads_of(qkv, h, g) if queries.numel()]
+    torch.testing.assert_close(found.float(), torch.cat(rows), rtol=0.0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("h", "g", "d"), [(2, 2, 16), (6, 2, 32), (1, 1, 256)])
 def test_to_the_keys_in_a_store(interpreted, dtype, h, g, d):
-    qkv, places, seen = drawn(h, g, d, dtype), torch.tensor([3, 0, 5, 1, 4]), torch.tensor([70, 9, 0, 72, 33])
+    qkv, slots, seen = drawn(h, g, d, dtype), torch.tensor([3, 0, 5, 1, 4]), torch.tensor([70, 9, 0, 72, 33])
     keys, values = (draw(6, g, 72, d, seed=seed, dtype=dtype) for seed in (1, 2))
-    found = interpreted(attend, qkv, STARTS, COUNT, h, g, 80, (keys, values, places, seen))[: sum(LENGTHS)]
-    visible = (torch.arange(72) < seen[:, None].clamp(min=1))[:, None, None]
-    stored = (keys.float(), values.float(), places, visible)
-    expected = plain.ragged_attention(qkv[: sum(LENGTHS)].float(), LENGTHS, h, g, stored)
-    expected[70] = 0.0  # the third row has one query, and no keys
-    torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=TOLERANCE[dtype])
+    found = interpreted(ragged_attention, qkv, STARTS, COUNT, h, g, 80, (keys, values, slots, seen))
+    rows = []
+    for (queries, _, _), slot, count in zip(heads_of(qkv, h, g), slots, seen, strict=True):
+        visible = (kept[slot, None, :, :count].float() for kept in (keys, values))
+        # The third row has one query, and no keys.
+        rows.append(attend(queries, *visible, None)[0] if count else torch.zeros(queries.shape[2], h * d))
+    torch.testing.assert_close(found[: sum(LENGTHS), 0].float(), torch.cat(rows), rtol=0.0, atol=TOLERANCE[dtype])

@@ -1,4 +1,4 @@
-"""The transformer against transformers' Llama and Qwen2 layers, and against masks written out in full."""
+"""The transformer against transformers' Llama, Qwen2 and Qwen3 layers, and against masks written out in full."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unmask.cache.kv import KVCache
+from unmask.cache.base import PassPlan, RowPlan
+from unmask.cache.storage import KVCache, Storage
 from unmask.errors import UnmaskError
+from unmask.models.base import ModelSpec
+from unmask.models.layers import TransformerShape
 from unmask.models.loading import load_model
 from unmask.models.transformer import Transformer
 
@@ -45,6 +48,17 @@ def loaded(folder: Path, **options: Any) -> Transformer:
 
 def canvas(rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 270, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def whole(*lengths: int) -> PassPlan:
+    """Of rows of these lengths."""
+    return PassPlan.whole(list(lengths), torch.device("cpu"))
+
+
+def part(*rows: tuple[int, int, int]) -> PassPlan:
+    """Of rows (first position, end, keys seen)."""
+    plans = tuple(RowPlan(span=(first, end), visible=seen) for first, end, seen in rows)
+    return PassPlan(plans, torch.device("cpu"))
 
 
 def as_llama(folder: Path, model: Transformer, **options: Any) -> Any:
@@ -148,11 +162,11 @@ def test_dream_logits_equal_qwen2_without_a_causal_mask_shifted_by_one(make_drea
 @pytest.mark.parametrize("lengths", [[21, 9, 1, 14], [21, 20, 21, 19]], ids=["packed", "padded"])
 def test_rows_of_a_ragged_batch_equal_the_rows_alone(model: Transformer, lengths: list[int]) -> None:
     computed = positions_computed(model)
-    tokens, cache, at = canvas(4, 21), KVCache.new(6, 24).only(torch.tensor([4, 0, 5, 2])), torch.tensor([[0], [7]])
+    tokens, cache, at = canvas(4, 21), KVCache(Storage(rows=6, length=24), [4, 0, 5, 2]), torch.tensor([[0], [7]])
     at = at.T.expand(4, -1).clamp(max=torch.tensor(lengths)[:, None] - 1)
-    together = model.predict(tokens, lengths=torch.tensor(lengths), cache=cache, states=True)
+    together = model.predict(tokens, plan=whole(*lengths), cache=cache, states=True)
     assert computed == [45 if sum(lengths) == 45 else 84]
-    chosen = model.predict(tokens, lengths=torch.tensor(lengths), at=at).logits
+    chosen = model.predict(tokens, plan=whole(*lengths), at=at).logits
     assert together.logits.isfinite().all()
     for row, length in enumerate(lengths):
         filled = KVCache.new(1, length)
@@ -162,7 +176,7 @@ def test_rows_of_a_ragged_batch_equal_the_rows_alone(model: Transformer, lengths
         torch.testing.assert_close(chosen[row], alone.logits[0, at[row]], **CLOSE)
         for found, expected in zip(cache.storage.layers, filled.storage.layers, strict=True):
             for kind in (0, 1):
-                kept = found[kind][cache.places[row], :, :length]
+                kept = found[kind][cache.slots[row], :, :length]
                 torch.testing.assert_close(kept, expected[kind][0], **CLOSE)
 
 
@@ -175,20 +189,24 @@ def positions_computed(model: Transformer) -> list[int]:
 
 
 def test_tokens_behind_the_end_of_a_row_are_never_seen(model: Transformer) -> None:
-    tokens, lengths = canvas(2, 12), torch.tensor([12, 7])
-    before = model.predict(tokens, lengths=lengths).logits
+    tokens, lengths = canvas(2, 12), (12, 7)
+    before = model.predict(tokens, plan=whole(*lengths)).logits
     tokens[1, 7:] = 5
-    after = model.predict(tokens, lengths=lengths).logits
+    after = model.predict(tokens, plan=whole(*lengths)).logits
     assert torch.equal(before[1, :7], after[1, :7])
 
 
-def test_an_empty_row_gives_finite_numbers(llada: Transformer) -> None:
-    assert llada.predict(canvas(2, 5), lengths=torch.tensor([5, 0])).logits.isfinite().all()
+@pytest.mark.parametrize("lengths", [[5, 0], [5] * 10 + [0]], ids=["packed", "padded"])
+def test_an_empty_row_gives_finite_numbers(llada: Transformer, lengths: list[int]) -> None:
+    tokens = canvas(len(lengths), 5)
+    logits = llada.predict(tokens, plan=whole(*lengths)).logits
+    assert logits.isfinite().all()
+    torch.testing.assert_close(logits[0], llada.predict(tokens[:1]).logits[0], **CLOSE)
 
 
 def test_full_lengths_change_nothing(llada: Transformer) -> None:
     tokens = canvas(2, 9)
-    assert torch.equal(llada.predict(tokens).logits, llada.predict(tokens, lengths=torch.tensor([9, 9])).logits)
+    assert torch.equal(llada.predict(tokens).logits, llada.predict(tokens, plan=whole(9, 9)).logits)
 
 
 def test_chosen_positions_get_the_logits_of_the_full_pass(model: Transformer) -> None:
@@ -200,7 +218,7 @@ def test_chosen_positions_get_the_logits_of_the_full_pass(model: Transformer) ->
     )
 
 
-def test_the_last_layer_computes_nothing_behind_its_attention_that_nobody_asked_for(model: Transformer) -> None:
+def test_the_last_layer_computes_nothing_behind_its_attention_that_is_not_asked_for(model: Transformer) -> None:
     rows: list[list[int]] = []
     for block in model.blocks:
         block.down.register_forward_hook(lambda module, given, result: rows[-1].append(result.shape[1]))
@@ -209,7 +227,7 @@ def test_the_last_layer_computes_nothing_behind_its_attention_that_nobody_asked_
     for options in ({"at": at}, {"at": at, "cache": cache}, {"at": at, "states": True}, {}):
         rows.append([])
         prediction = model.predict(tokens, **options)
-        assert (prediction.states is None) == (rows[-1][-1] == 2)
+        assert (prediction.states is not None) == ("states" in options)
     layers = len(model.blocks) - 1
     assert rows == [[9] * layers + [2], [9] * layers + [2], [9] * layers + [9], [9] * layers + [9]]
 
@@ -229,49 +247,46 @@ def test_recomputing_every_position_equals_a_pass_without_cache(model: Transform
     tokens, changed = canvas(2, 10), canvas(2, 10, seed=1)
     cache = KVCache.new(2, 16)  # longer than need be
     model.predict(tokens, cache=cache)
-    everything = torch.arange(10).expand(2, -1)
-    again = model.predict(changed, cache=cache, queries=everything).logits
+    again = model.predict(changed, cache=cache, plan=whole(10, 10)).logits
     torch.testing.assert_close(again, model.predict(changed).logits, **CLOSE)
+    nearly = model.predict(tokens, cache=cache, plan=part((0, 10, 10), (1, 10, 10))).logits  # all but one position
+    assert not torch.allclose(nearly, again)
 
 
 def test_a_slice_of_unchanged_tokens_equals_the_full_pass(llada: Transformer) -> None:
     tokens, cache = canvas(2, 12), KVCache.new(2, 12)
     full = llada.predict(tokens, cache=cache).logits
-    queries = torch.tensor([[4, 5, 6, 7, 8], [2, 3, 4, 4, 4]])  # the second row is padded with its last position
     at = torch.tensor([[5, 8], [2, 4]])
-    part = llada.predict(tokens, cache=cache, queries=queries, at=at).logits
-    torch.testing.assert_close(part, full.gather(1, at[..., None].expand(-1, -1, full.shape[-1])), **CLOSE)
+    found = llada.predict(tokens, cache=cache, plan=part((4, 9, 12), (2, 5, 12)), at=at).logits
+    torch.testing.assert_close(found, full.gather(1, at[..., None].expand(-1, -1, full.shape[-1])), **CLOSE)
 
 
 def test_a_shifted_slice_repeats_its_first_row(dream: Transformer) -> None:
     tokens, cache = canvas(1, 12), KVCache.new(1, 12)
     full = dream.predict(tokens, cache=cache).logits
-    part = dream.predict(
-        tokens, cache=cache, queries=torch.tensor([[4, 5, 6, 7]]), at=torch.tensor([[4, 5, 6, 7]])
-    ).logits
-    torch.testing.assert_close(part[:, 1:], full[:, 5:8], **CLOSE)
-    assert torch.equal(part[:, 0], part[:, 1])  # position 4 is predicted by position 3, which was not recomputed
+    for at in (torch.tensor([[4, 5, 6, 7]]), None):
+        found = dream.predict(tokens, cache=cache, plan=part((4, 8, 12)), at=at).logits
+        torch.testing.assert_close(found[:, 1:], full[:, 5:8], **CLOSE)
+        assert torch.equal(found[:, 0], found[:, 1])  # position 4 is predicted by position 3, which was not recomputed
 
 
 def test_changed_tokens_of_a_slice_are_seen_by_the_slice_alone(llada: Transformer) -> None:
     tokens, cache = canvas(1, 12), KVCache.new(1, 12)
     llada.predict(tokens, cache=cache)
     tokens[:, 6] = 1
-    queries = torch.arange(4, 8)[None]
-    dual = llada.predict(tokens, cache=cache, queries=queries).logits
+    dual = llada.predict(tokens, cache=cache, plan=part((4, 8, 12))).logits
     fresh = llada.predict(tokens).logits
     assert not torch.allclose(dual, fresh[:, 4:8], atol=1e-4)  # keys outside the slice are stale, by design
-    whole = llada.predict(tokens, cache=cache, queries=torch.arange(12)[None]).logits
-    torch.testing.assert_close(whole, fresh, **CLOSE)
+    torch.testing.assert_close(llada.predict(tokens, cache=cache, plan=whole(12)).logits, fresh, **CLOSE)
 
 
 def test_a_cache_works_on_ragged_batches(model: Transformer) -> None:
-    tokens, lengths, cache = canvas(2, 14), torch.tensor([14, 9]), KVCache.new(2, 14)
-    full = model.predict(tokens, lengths=lengths, cache=cache).logits
-    queries = torch.stack([torch.arange(5, 9), torch.arange(4, 8)])
-    part = model.predict(tokens, lengths=lengths, cache=cache, queries=queries, at=queries).logits
-    rows = full.gather(1, queries[..., None].expand(-1, -1, full.shape[-1]))
-    torch.testing.assert_close(part[:, 1:], rows[:, 1:], **CLOSE)
+    tokens, cache = canvas(2, 14), KVCache.new(2, 14)
+    full = model.predict(tokens, plan=whole(14, 9), cache=cache).logits
+    at = torch.stack([torch.arange(5, 9), torch.arange(4, 8)])
+    found = model.predict(tokens, plan=part((5, 9, 14), (4, 8, 9)), cache=cache, at=at).logits
+    rows = full.gather(1, at[..., None].expand(-1, -1, full.shape[-1]))
+    torch.testing.assert_close(found[:, 1:], rows[:, 1:], **CLOSE)
 
 
 @pytest.mark.parametrize("layers", [range(2), range(1, 2)])
@@ -288,8 +303,8 @@ def test_attention_maps_equal_those_of_eager_attention(make_llada: MakeFolder, l
 
 
 def test_attention_rows_sum_to_one_and_padding_has_none(model: Transformer) -> None:
-    tokens, lengths = canvas(2, 10), torch.tensor([10, 6])
-    attention = model.predict(tokens, lengths=lengths, attention_layers=range(2)).attention
+    tokens = canvas(2, 10)
+    attention = model.predict(tokens, plan=whole(10, 6), attention_layers=range(2)).attention
     assert attention is not None
     assert attention.dtype == torch.float32
     torch.testing.assert_close(attention.sum(-1), torch.tensor([[1.0] * 10, [1.0] * 6 + [0.0] * 4]))
@@ -323,9 +338,9 @@ def test_shadows_see_everything_but_their_own_token(llada_folder: Path, llada: T
 
 
 def test_shadows_of_ragged_rows_equal_those_of_the_rows_alone(llada_folder: Path, llada: Transformer) -> None:
-    tokens, lengths = canvas(2, 12), torch.tensor([12, 8])
+    tokens = canvas(2, 12)
     shadow = torch.tensor([[6, 7, 8, 9], [4, 5, 5, 5]])  # the second row is padded with its last position
-    prediction = llada.predict(tokens, lengths=lengths, at=shadow, shadow=shadow)
+    prediction = llada.predict(tokens, plan=whole(12, 8), at=shadow, shadow=shadow)
     assert prediction.shadow_logits is not None
     assert prediction.shadow_logits.isfinite().all()
     for row, (length, positions) in enumerate([(12, [6, 7, 8, 9]), (8, [4, 5])]):
@@ -344,9 +359,9 @@ def test_a_shadow_does_not_depend_on_the_token_it_stands_for(llada: Transformer)
 
 
 def test_bfloat16_stays_close_to_float32(llada_folder: Path) -> None:
-    tokens, lengths = canvas(2, 12), torch.tensor([12, 7])
-    exact = loaded(llada_folder).predict(tokens, lengths=lengths, attention_layers=range(2))
-    rounded = loaded(llada_folder, dtype="bfloat16").predict(tokens, lengths=lengths, attention_layers=range(2))
+    tokens, plan = canvas(2, 12), whole(12, 7)
+    exact = loaded(llada_folder).predict(tokens, plan=plan, attention_layers=range(2))
+    rounded = loaded(llada_folder, dtype="bfloat16").predict(tokens, plan=plan, attention_layers=range(2))
     assert rounded.logits.dtype == torch.bfloat16
     assert (rounded.logits[0] - exact.logits[0]).abs().max() < 0.1 * exact.logits.abs().max()
     torch.testing.assert_close(rounded.attention, exact.attention, atol=0.05, rtol=0.0)
@@ -375,7 +390,7 @@ def test_canvases_may_grow_beyond_the_positions_seen_so_far(llada: Transformer) 
             {"cache": KVCache.new(1, 4), "shadow": torch.tensor([[1]])},
             "shadow predictions need the whole canvas: they cannot be had with a cache",
         ),
-        ({"queries": torch.tensor([[1]])}, "queries need a cache that a full pass has filled"),
+        ({"plan": part((1, 2, 4))}, "a pass over part of a canvas needs a cache that a whole pass has filled"),
     ],
 )
 def test_combinations_without_meaning_are_refused(llada: Transformer, options: dict[str, Any], message: str) -> None:
@@ -387,3 +402,112 @@ def test_combinations_without_meaning_are_refused(llada: Transformer, options: d
 def test_a_shifted_family_has_no_shadows(dream: Transformer) -> None:
     with pytest.raises(UnmaskError, match=r"^dream predicts a position from the one before it"):
         dream.predict(canvas(1, 4), shadow=torch.tensor([[1]]))
+
+
+def block_causal(model: Transformer, block_size: int) -> Transformer:
+    """The same weights, in a model whose blocks see themselves and what lies before them."""
+    model.spec = replace(model.spec, causal=True, block_size=block_size)
+    return model
+
+
+def block_causal_reference(reference: Any, tokens: Tensor, block_size: int) -> Tensor:
+    """The oracle's logits with the mask written out."""
+    block = torch.arange(tokens.shape[1]) // block_size
+    hidden = (block[:, None] < block[None, :])[None, None]
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+    return reference(tokens, attention_mask=mask.expand(len(tokens), -1, -1, -1), use_cache=False).logits
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 5, 100])
+def test_block_causal_logits_equal_llama_with_the_mask_written_out(make_llada: MakeFolder, block_size: int) -> None:
+    folder = make_llada(n_kv_heads=2)
+    model, tokens = loaded(folder), canvas(2, 14)
+    expected = block_causal_reference(as_llama(folder, model), tokens, block_size)
+    model = block_causal(model, 7)
+    torch.testing.assert_close(model.predict(tokens, block_size=block_size).logits, expected, **CLOSE)
+    own = block_causal_reference(as_llama(folder, model), tokens, 7)
+    torch.testing.assert_close(model.predict(tokens).logits, own, **CLOSE)
+
+
+def test_the_size_of_blocks_means_nothing_to_a_model_that_sees_both_ways(model: Transformer) -> None:
+    tokens = canvas(2, 9)
+    assert torch.equal(model.predict(tokens, block_size=3).logits, model.predict(tokens).logits)
+
+
+@pytest.mark.parametrize("lengths", [[14, 5, 3], [14, 13, 14]], ids=["packed", "padded"])
+def test_rows_of_a_ragged_block_causal_batch_equal_the_rows_alone(llada: Transformer, lengths: list[int]) -> None:
+    model, tokens = block_causal(llada, 4), canvas(3, 14)
+    together = model.predict(tokens, plan=whole(*lengths)).logits
+    for row, length in enumerate(lengths):
+        alone = model.predict(tokens[row : row + 1, :length]).logits
+        torch.testing.assert_close(together[row, :length], alone[0], **CLOSE)
+
+
+def test_blocks_one_after_the_other_give_what_a_whole_block_causal_pass_gives(llada: Transformer) -> None:
+    model, tokens, cache = block_causal(llada, 4), canvas(2, 14), KVCache.new(2, 16)
+    expected = model.predict(tokens).logits
+    for first, end in ((0, 4), (4, 8), (4, 12), (12, 14)):  # one block, the next, two at once, and a short one
+        found = model.predict(tokens, cache=cache, plan=part(*[(first, end, end)] * 2)).logits
+        torch.testing.assert_close(found[:, : end - first], expected[:, first:end], **CLOSE)
+
+
+def test_what_lies_behind_a_block_is_not_seen_by_it(llada: Transformer) -> None:
+    model, tokens, cache = block_causal(llada, 4), canvas(1, 12), KVCache.new(1, 12)
+    before = model.predict(tokens, cache=cache).logits
+    tokens[:, 8:] = 1
+    model.predict(tokens, cache=cache, plan=part((8, 12, 12)))
+    for visible in (8, 12):  # the cache holds more than the block may see
+        found = model.predict(tokens, cache=cache, plan=part((4, 8, visible))).logits
+        torch.testing.assert_close(found, before[:, 4:8], **CLOSE)
+
+
+def test_a_block_causal_family_has_no_shadows(llada: Transformer) -> None:
+    with pytest.raises(UnmaskError, match=r"^llada sees only what lies before"):
+        block_causal(llada, 4).predict(canvas(1, 4), shadow=torch.tensor([[1]]))
+
+
+def test_queries_and_keys_normalised_head_by_head_equal_qwen3() -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = TransformerShape(
+        width=32,
+        hidden=48,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        head_width=16,
+        vocab_size=280,
+        rope_theta=10_000.0,
+        norm_eps=1e-6,
+        qk_norm=True,
+    )
+    torch.manual_seed(0)
+    spec = ModelSpec(
+        name="qwen3",
+        family="qwen3",
+        convention="llada",
+        vocab_size=280,
+        n_layers=2,
+        max_length=64,
+        mask_id=279,
+        eos_id=278,
+        end_ids=frozenset({278}),
+    )
+    model = Transformer(shape, spec).eval()
+    reference = Qwen3ForCausalLM(Qwen3Config(**sizes(model), head_dim=16)).eval()
+    for ours, theirs in zip(model.layers(), reference.model.layers, strict=True):
+        attention = theirs.self_attn
+        for norm in (attention.q_norm, attention.k_norm):
+            norm.weight.copy_(1 + 0.3 * torch.randn(16))
+        ours.attention.qkv.weight.copy_(
+            torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        )
+        ours.attention.query_norm.weight.copy_(attention.q_norm.weight)
+        ours.attention.key_norm.weight.copy_(attention.k_norm.weight)
+        ours.attention.out.weight.copy_(attention.o_proj.weight)
+        ours.gate_up.weight.copy_(torch.cat([theirs.mlp.gate_proj.weight, theirs.mlp.up_proj.weight]))
+        ours.down.weight.copy_(theirs.mlp.down_proj.weight)
+    model.embedding.weight.copy_(reference.model.embed_tokens.weight)
+    model.head.weight.copy_(reference.lm_head.weight)
+    tokens = canvas(2, 11)
+    torch.testing.assert_close(model.predict(tokens).logits, bidirectional(reference, tokens), **CLOSE)

@@ -5,9 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from unmask.models import fused, plain, wide
-from unmask.models.steps import Steps
-from unmask.models.wide import WideTiles
+from unmask.models.layers import LayerOps
+
+pytest.importorskip("triton")
+
+from unmask.models.kernels import fused, wide
+from unmask.models.kernels.ops import KernelOps
+from unmask.models.kernels.wide import WideTiles
 
 
 def gated(x, weight, tiles):

@@ -318,6 +318,28 @@ def test_what_is_no_answer_is_said_by_name(answer, why):
         toy.generate("x", policy=Odd(answer=answer), max_tokens=8)
 
 
+def failing(error):
+    def answer(view):
+        raise error
+
+    return Odd(answer=answer)
+
+
+def test_an_error_of_a_policy_names_the_policy_and_keeps_its_cause():
+    cause = ZeroDivisionError("division by zero")
+    with pytest.raises(WorkFailed, match="the policy Odd failed: division by zero") as error:
+        unmask.load("toy").generate("x", policy=failing(cause), max_tokens=8)
+    assert error.value.__cause__ is cause
+
+
+@pytest.mark.parametrize("error", [UnmaskError("the threshold is out of range"), torch.OutOfMemoryError("no room")])
+def test_an_error_of_ours_and_one_of_memory_pass_through_a_decision_as_they_are(error):
+    view = StepView(logits=torch.zeros(1, 2, 3), masked=torch.ones(1, 2, dtype=torch.bool))
+    with pytest.raises(type(error)) as raised:
+        policies.decide(failing(error), view, None)
+    assert raised.value is error
+
+
 def test_what_a_policy_cannot_have_or_be_called_is_refused():
     toy = unmask.load("toy")
     with pytest.raises(UnmaskError, match="unknown need of a policy 'atention'; did you mean 'attention'"):

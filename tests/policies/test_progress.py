@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from unmask.policies import with_progress
-from unmask.policies.base import best_scored
+from unmask.rules.selection import best_scored
 from unmask.types import Decision
 
 NAN, INF = torch.nan, torch.inf

@@ -1,13 +1,13 @@
+import json
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
-from types import ModuleType
 
 import pytest
 
 from unmask import policies
 from unmask.errors import UnmaskError
-from unmask.policies.base import registry as policy_registry
 from unmask.settings import Settings
 from unmask.types import Decision, StepView
 
@@ -85,41 +85,90 @@ def test_a_policy_needs_no_base_class_and_no_parameters():
     assert not policies.remasks(Plain())
 
 
-@pytest.fixture
-def plugins(monkeypatch):
-    """Entry points as an installed distribution would declare them; the registry forgets them afterwards."""
-    module = ModuleType("somebody_elses")
-    module.Leftmost = Leftmost
-    points = [
-        EntryPoint("leftmost", "somebody_elses:Leftmost", "unmask.policies"),
-        EntryPoint("broken", "somebody_elses:Missing", "unmask.policies"),
-        EntryPoint("threshold", "somebody_elses:Leftmost", "unmask.policies"),
-    ]
-    monkeypatch.setitem(sys.modules, "somebody_elses", module)
-    monkeypatch.setitem(policy_registry.__dict__, "_plugins", {p.name: p for p in points})
-    monkeypatch.setattr(policy_registry, "_classes", dict(policy_registry._classes))
+MODULE = """
+from dataclasses import dataclass
+from unmask.types import Decision
 
 
-@pytest.mark.usefixtures("plugins")
-def test_a_policy_from_an_entry_point_has_the_same_standing():
-    assert "leftmost" in policies.names()
-    policy = policies.get("leftmost", count=2)
-    assert policy == Leftmost(count=2)
-    assert policies.describe(policy) == {"name": "leftmost", "count": 2}
-    assert policies.get(**policies.describe(policy)) == policy
-    assert policies.preset("leftmost", "llada") == Leftmost()
-    assert policies.preset_settings("leftmost", "dream") == {}
-    assert policies.needs_of(policy) == frozenset()
-    assert not policies.remasks(policy)
-    with pytest.raises(UnmaskError, match="did you mean 'count'"):
-        policies.get("leftmost", counts=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftmost:
+    count: int = 1
+
+    def select(self, view, state=None):
+        place = view.masked.cumsum(-1)
+        return Decision(commit=view.masked & (place <= self.count), score=-place.float()), None
+"""
+POINTS = """
+[unmask.policies]
+leftmost = somebody_elses:Leftmost
+broken = somebody_elses:Missing
+threshold = somebody_elses:Leftmost
+"""
 
 
-@pytest.mark.usefixtures("plugins")
-def test_a_broken_plug_in_troubles_only_those_who_ask_for_it():
-    assert policies.get("threshold") == policies.Threshold()
-    with pytest.raises(UnmaskError, match="the plug-in 'somebody_elses:Missing' for policy 'broken' failed"):
-        policies.get("broken")
+@pytest.fixture(scope="module")
+def with_plugins(tmp_path_factory):
+    """Runs statements where another distribution is installed whose entry points are policies; gives what they print.
+
+    In a process of its own, since a process looks for entry points once.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "somebody_elses.py").write_text(MODULE)
+    metadata = folder / "somebody_elses-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody-elses\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(POINTS)
+
+    def run(*statements):
+        code = "\n".join(["import json", "from unmask import policies", "from unmask.errors import UnmaskError"])
+        code += "\n" + "\n".join(statements)
+        environment = dict(os.environ, PYTHONPATH=str(folder))
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_a_policy_from_an_entry_point_has_the_same_standing(with_plugins):
+    found = with_plugins(
+        "policy = policies.get('leftmost', count=2)",
+        "described = policies.describe(policy)",
+        "print(json.dumps({",
+        "    'names': policies.names(),",
+        "    'described': described,",
+        "    'again': policies.get(**described) == policy,",
+        "    'preset': policies.describe(policies.preset('leftmost', 'llada')),",
+        "    'settings': policies.preset_settings('leftmost', 'dream'),",
+        "    'needs': sorted(policies.needs_of(policy)),",
+        "    'remasks': policies.remasks(policy),",
+        "}))",
+    )
+    assert {*OURS, "leftmost", "broken"} <= set(found.pop("names"))
+    assert found == {
+        "described": {"name": "leftmost", "count": 2},
+        "again": True,
+        "preset": {"name": "leftmost", "count": 1},
+        "settings": {},
+        "needs": [],
+        "remasks": False,
+    }
+
+
+def test_a_broken_plug_in_troubles_only_those_who_ask_for_it(with_plugins):
+    ours, *errors = with_plugins(
+        "found = [policies.get('threshold') == policies.Threshold()]",
+        "for name, options in (('broken', {}), ('leftmost', {'counts': 2})):",
+        "    try:",
+        "        policies.get(name, **options)",
+        "    except UnmaskError as error:",
+        "        found.append(str(error))",
+        "print(json.dumps(found))",
+    )
+    assert ours
+    assert errors[0].startswith("the plug-in 'somebody_elses:Missing' for policy 'broken' failed")
+    assert "did you mean 'count'" in errors[1]
 
 
 def test_a_name_can_be_registered_once():

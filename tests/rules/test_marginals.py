@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from unmask.rules import (
+    best_token,
     entropy,
     log_probabilities,
     probabilities,
@@ -51,9 +52,19 @@ def test_figures_have_the_dtype_of_the_logits_and_leave_them_alone(dtype):
     logits = (4 * torch.randn(3, 50, generator=torch.Generator().manual_seed(0))).to(dtype)
     before = logits.clone()
     tokens = logits.argmax(-1)
-    figures = [f(logits) for f in (probabilities, log_probabilities, entropy, top2_margin, top2_probabilities)]
+    figures = [f(logits) for f in (probabilities, log_probabilities, entropy, top2_probabilities)]
     assert {figure.dtype for figure in [*figures, probability_of(tokens, logits)]} == {dtype}
+    assert best_token(logits).tolist() == tokens.tolist()
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_margin_of_half_precision_is_not_rounded_to_it(dtype):
+    logits = torch.tensor([[24.0, 2.0**-9, -30.0]]).to(dtype)
+    assert top2_margin(logits).dtype == torch.float32
+    assert torch.equal(top2_margin(logits), top2_margin(logits.float()))
+    assert torch.equal(top2_margin(logits), logits[:, 0].float() - logits[:, 1].float())
+    assert top2_margin(logits).to(dtype).float() != top2_margin(logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -11,7 +11,7 @@ from serve.servers import FOREVER, LONG, SHORT, Held, counted, open_request, run
 
 from unmask.engine.generator import Generator
 from unmask.errors import UnmaskError
-from unmask.models.base import LoadedModel, Prediction
+from unmask.models.base import LoadedModel
 from unmask.models.toy import SENTENCE
 from unmask.serve.errors import ApiError
 from unmask.serve.worker import Worker
@@ -51,7 +51,7 @@ def test_a_client_that_leaves_the_line_makes_room(held):
             assert third.result()[0] == 200
 
 
-def test_who_leaves_the_line_is_not_kept_while_nobody_can_join(held):
+def test_a_client_that_leaves_the_line_is_not_kept_while_no_row_is_free(held):
     with running(held, max_batch_size=1, max_queue=2) as found:
         first = open_request(found.url, LONG)
         until(lambda: held.model.passes == 1)
@@ -130,17 +130,19 @@ def test_a_failure_is_told_to_those_in_the_batch_and_the_rest_goes_on(case, held
 
 
 class Spoiling(Held):
-    """The third pass waits for the gate, and what it gives are no numbers."""
+    """The third pass waits for the gate, and what it gives for the first row are no numbers."""
 
     def predict(self, tokens, **options):
         if self.passes < 2:
             self.passes += 1
             return self.model.predict(tokens, **options)
         found = super().predict(tokens, **options)
-        return Prediction(logits=found.logits * float("nan")) if self.passes == 3 else found
+        if self.passes == 3:
+            found.logits[0] = float("nan")
+        return found
 
 
-def test_who_joined_without_a_pass_is_not_lost_with_the_others(toy, caplog):
+def test_a_text_that_fails_is_not_another_clients_trouble(toy, caplog):
     model = Spoiling(toy.model)
     llm = Generator(LoadedModel(model=model, codec=toy.codec))
     with running(llm, max_batch_size=4) as found, ThreadPoolExecutor(3) as pool:
@@ -156,34 +158,40 @@ def test_who_joined_without_a_pass_is_not_lost_with_the_others(toy, caplog):
             assert (status, [choice["text"] for choice in body["choices"]]) == (200, [SENTENCE[:6]] * n)
 
 
-def test_who_is_put_back_keeps_its_place_and_is_put_back_once(held, monkeypatch, caplog):
-    lines, names, told = [], {}, {}
+class FailingLater(Held):
+    """Its first pass works, and no other."""
 
-    def flow(waiting, *, rows):
-        until(lambda: bool(lines) or len(waiting) == 5)
-        lines.append([names[id(request)] for request in waiting])
-        taken = [waiting.popleft() for _ in range(min(rows, len(waiting)))]
-        if len(lines) == 1:
-            taken[0].canvas.passes = 1
-        raise RuntimeError("boom")
+    rows: list[int]
+
+    def predict(self, tokens, **options):
+        self.rows.append(len(tokens))
+        if len(self.rows) > 1:
+            raise RuntimeError("boom")
+        return super().predict(tokens, **options)
+
+
+def test_a_request_without_a_pass_is_put_back_once_and_keeps_its_place(toy, caplog):
+    model = FailingLater(toy.model)
+    model.rows = []
+    llm, told = Generator(LoadedModel(model=model, codec=toy.codec)), {}
 
     async def ask():
-        worker, tickets = Worker(held, rows=4, max_queue=8), {}
+        worker, tickets = Worker(llm, rows=4, max_queue=8), {}
         worker.start()
-        for name in "abcd":
-            requests = [held.request("Hi") for _ in range(2 if name == "a" else 1)]
-            names.update((id(request), name) for request in requests)
-            tickets[name] = worker.submit(requests)
+        tickets["a"] = worker.submit([llm.request("Hi") for _ in range(2)])
+        await asyncio.to_thread(until, lambda: bool(model.rows))
+        for name in "bcd":
+            tickets[name] = worker.submit([llm.request("Hi")])
+        model.gate.set()
         for name, ticket in tickets.items():
             with pytest.raises(ApiError, match="decoding failed") as failed:
                 await asyncio.wait_for(ticket.outputs(), 10)
             told[name] = failed.value.status_code
         await asyncio.to_thread(worker.stop)
 
-    monkeypatch.setattr(held, "flow", flow)
-    held.model.gate.set()
     asyncio.run(ask())
-    assert lines == [list("aabcd"), list("bcd"), list("d")]
+    # The two texts of a; then b and c beside them; these two again, with d; then d alone.
+    assert model.rows[:4] == [2, 4, 3, 1]
     assert told == dict.fromkeys("abcd", 500)
 
 
@@ -204,13 +212,15 @@ def test_a_failure_ends_a_stream_with_an_error_frame(held, caplog):
     assert "boom" in caplog.text
 
 
-def test_an_engine_that_takes_nobody_does_not_turn_for_ever(held, monkeypatch, caplog):
-    def broken(waiting, *, rows):
+class TakingNothing(Generator):
+    """Fails before it takes a request from the line."""
+
+    def decode(self, scheduler):
         raise RuntimeError("no device")
 
-    monkeypatch.setattr(held, "flow", broken)
-    held.model.gate.set()
-    with running(held) as found:
+
+def test_an_engine_that_takes_nothing_does_not_turn_for_ever(toy, caplog):
+    with running(TakingNothing(LoadedModel(model=toy.model, codec=toy.codec))) as found:
         assert found.post(SHORT)[0] == 500
         assert found.post(SHORT)[0] == 500
         with pytest.raises(InternalServerError):

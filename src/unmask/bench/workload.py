@@ -47,11 +47,15 @@ class Load:
             raise UnmaskError(
                 f"the shortest prompt must have 1 to {self.prompt_tokens} tokens, got {self.shortest_prompt}"
             )
+        self.settings()  # raises what is wrong with them
+
+    def settings(self) -> Settings:
+        names = ("max_tokens", "block_size", "cache", "refresh", "seed")
+        return Settings(**{name: getattr(self, name) for name in names})
 
     def plan(self, model: MaskedLM) -> Plan:
         """How it is decoded; refuses, in one line, what the model cannot decode."""
-        names = ("max_tokens", "block_size", "cache", "refresh", "seed")
-        made = plan(model, self.policy, Settings(**{name: getattr(self, name) for name in names}))
+        made = plan(model, self.policy, self.settings())
         if self.prompt_tokens + self.max_tokens > model.spec.max_length:
             most = f"the {model.spec.max_length} positions of {model.spec.name}"
             raise UnmaskError(

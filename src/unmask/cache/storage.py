@@ -94,7 +94,11 @@ class Lease:
         """A slot for a row: the first that is free."""
         return self._free.pop(0)
 
-    def give_back(self, slot: int) -> None:
+    def give_back(self, slot: int, *, clean: bool = True) -> None:
+        """Free the slot of a row; not `clean`: it may hold NaN, which would spoil the row that gets it next."""
+        for storage in () if clean else self.storages:
+            for keys, values in storage.layers:
+                keys[slot], values[slot] = 0.0, 0.0
         self._free = sorted([*self._free, slot])
 
     def close(self, *, usable: bool) -> None:

@@ -262,7 +262,7 @@ class Batch:
             done = [row for group in call.groups for row in group.retire()]
             if call.lease is not None:
                 for row in done:
-                    call.lease.give_back(row.slot)
+                    call.lease.give_back(row.slot, clean=row.canvas.finished)
             call.groups = [group for group in call.groups if group.rows]
             if done and call.groups:
                 call.changed()

@@ -102,12 +102,16 @@ class MaskedLM(Protocol):
 
 
 def capabilities_of(model: MaskedLM) -> Capabilities:
-    """What the model can do: what the class says that defines `predict`.
+    """What the model can do, as its class says.
 
     A subclass with a `predict` of its own says it anew, since what its base can do need not hold for it.
     """
-    owner = next(kind for kind in type(model).__mro__ if "predict" in vars(kind))
-    return vars(owner).get("capabilities", Capabilities())
+    for kind in type(model).__mro__:
+        if "capabilities" in vars(kind):
+            return vars(kind)["capabilities"]
+        if "predict" in vars(kind):
+            break
+    return Capabilities()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

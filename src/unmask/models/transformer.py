@@ -88,6 +88,7 @@ class Transformer(nn.Module):
         states: bool = False,
     ) -> Prediction:
         """`predict` without captured passes."""
+        tokens = plan.needed(tokens, at)
         if sum(plan.sizes) <= _WORTH_PACKING * plan.padded:
             return self._predict_packed(tokens, plan, at, cache, block_size, states=states)
         return self._predict_padded(tokens, plan, at, cache, block_size, states=states)

@@ -7,6 +7,7 @@ same policy and settings.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +22,7 @@ from unmask.engine.commit import CommitInputs, apply
 from unmask.engine.forward import Pass
 from unmask.engine.window import Window
 from unmask.models.base import ModelSpec, Prediction
-from unmask.models.kernels.graphs import Graphs
+from unmask.models.kernels.graphs import Graphs, Run
 from unmask.rules.kernels.serving import serves
 
 _MOST = 4  # policies whose graphs are kept
@@ -36,11 +37,17 @@ def forget_decisions(pool: StoragePool) -> None:
         _KEPT.pop(pool, None)
 
 
+def kept_for(pool: StoragePool) -> list[Decisions]:
+    """What was captured for generations with this pool, the latest last."""
+    with _LOOKING:
+        return list(_KEPT.get(pool, {}).values())
+
+
 class Decisions:
     """The graphs for one policy."""
 
     def __init__(self) -> None:
-        self._graphs = Graphs(after=2, pads=True, steady=(3, 4, 5, 6), most=_SHAPES)
+        self.graphs = Graphs(after=2, pads=True, steady=(3, 4, 5, 6), most=_SHAPES)
         self._lock = Lock()
 
     @classmethod
@@ -56,37 +63,47 @@ class Decisions:
 
     def __call__(self, spec: ModelSpec, group: Group, done: Pass) -> tuple[Tensor, Tensor]:
         """The group's tokens after the pass, and its results: copies, which the next call leaves alone."""
-        window, prediction = done.window, done.prediction
-        flags = {"drifted": done.drifted, "first_only": done.first_only(), "pinned": done.pinned()}
-        given = {name: flag for name, flag in flags.items() if flag is not None}
-
-        def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
-            holes, at, inside, length, *values = steady
-            here = dict(zip(given, values, strict=True))
-            frame = Window(blocks=(), at=at, inside=inside, step=step, length=length)
-            own = torch.cuda.is_current_stream_capturing()  # what a graph reads it has to itself
-            observed = group.observer(Prediction(logits=logits), frame, tokens, holes, [], None, own=own)
-            decision, _ = policies.decide(group.policy, observed.view, None)
-            inputs = CommitInputs(
-                decision=decision,
-                observed=observed,
-                at=at,
-                drifted=here.get("drifted"),
-                first_only=here.get("first_only"),
-                pinned=here.get("pinned"),
-                mask_id=spec.mask_id,
-                mask_allowed=not group.settings.suppress_mask_token,
-            )
-            return apply(tokens, inputs)
-
-        logits, steady = prediction.logits, (group.holes, window.at, window.inside, window.length)
-        inputs = (logits, group.tokens, window.step, *steady, *given.values())
+        # What a graph reads it has to itself.
+        decide, inputs, flags = decision_of(spec, group, done, own=torch.cuda.is_current_stream_capturing)
         # Logits that the model always leaves in the same place are read there.
-        home = logits.data_ptr() if prediction.fleeting else None
+        home = inputs[0].data_ptr() if done.prediction.fleeting else None
         with self._lock:
             at_home = () if home is None else (0,)
-            tokens, results = self._graphs(decide, *inputs, kind=(*given, home), at_home=at_home)
+            tokens, results = self.graphs(decide, *inputs, kind=(flags, home), at_home=at_home)
             return tokens.clone(), results.clone()
+
+
+def decision_of(
+    spec: ModelSpec, group: Group, done: Pass, *, own: Callable[[], bool]
+) -> tuple[Run, tuple[Tensor, ...], tuple[str, ...]]:
+    """A group's decision as a function of tensors alone, these tensors, and the flags that are among them.
+
+    The fourth to the seventh tensor stay as they are from pass to pass. `own`: the function may write to its logits.
+    """
+    flags = {"drifted": done.drifted, "first_only": done.first_only(), "pinned": done.pinned()}
+    given = {name: flag for name, flag in flags.items() if flag is not None}
+
+    def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
+        holes, at, inside, length, *values = steady
+        here = dict(zip(given, values, strict=True))
+        window = Window(blocks=(), at=at, inside=inside, step=step, length=length)
+        observed = group.observer(Prediction(logits=logits), window, tokens, holes, [], None, own=own())
+        decision, _ = policies.decide(group.policy, observed.view, None)
+        inputs = CommitInputs(
+            decision=decision,
+            observed=observed,
+            at=at,
+            drifted=here.get("drifted"),
+            first_only=here.get("first_only"),
+            pinned=here.get("pinned"),
+            mask_id=spec.mask_id,
+            mask_allowed=not group.settings.suppress_mask_token,
+        )
+        return apply(tokens, inputs)
+
+    window = done.window
+    steady = (group.holes, window.at, window.inside, window.length)
+    return decide, (done.prediction.logits, group.tokens, window.step, *steady, *given.values()), tuple(given)
 
 
 def can_capture(group: Group) -> bool:

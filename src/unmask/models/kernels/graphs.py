@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from threading import Lock
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,42 @@ class Ready(NamedTuple):
     replays: bool  # a graph, so that the outputs lie where they lay the last time
 
 
+@runtime_checkable
+class Recording(Protocol):
+    """A run on inputs that stay where they are, which can be repeated into the same outputs."""
+
+    outputs: Outputs
+    pool: Any  # the memory it works in, which later recordings may share
+
+    def replay(self) -> None: ...
+
+
+class CudaGraph:
+    """A run recorded as a CUDA graph, in a pool of memory (None: a new one)."""
+
+    def __init__(self, run: Run, inputs: list[Tensor], pool: Any) -> None:
+        self._device = torch.cuda.device(inputs[0].device)  # a graph is replayed on the current one
+        graph = torch.cuda.CUDAGraph()
+        with _CAPTURING, self._device:
+            # Libraries set themselves up in the first call on a stream, which must not happen within a capture.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                run(*inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self.outputs = run(*inputs)
+        self._graph = graph
+        self.pool = graph.pool()
+
+    def replay(self) -> None:
+        with self._device:
+            self._graph.replay()
+
+
+Record: TypeAlias = Callable[[Run, list[Tensor], Any], Recording]
+
+
 class Graphs:
     """The graphs of one function that always works on the same memory; not for two threads at a time.
 
@@ -35,16 +71,23 @@ class Graphs:
     """
 
     def __init__(
-        self, *, after: int, pads: bool, steady: Collection[int] = (), early: bool = False, most: int = 32
+        self,
+        *,
+        after: int,
+        pads: bool,
+        steady: Collection[int] = (),
+        early: bool = False,
+        most: int = 32,
+        record: Record = CudaGraph,
     ) -> None:
         self._after = after  # runs of a shape before it is captured
         self._pads = pads  # whether rows may be added, so that a batch which shrinks is not captured at every size
         self._steady = steady  # inputs that nobody changes in place: given again, they are not copied again
         self._early = early  # whether inputs may be copied long before the graph is replayed
         self._most = most
+        self._record = record
         self._runs: Counter[Shape] = Counter()
-        self._captured: OrderedDict[Shape, _Graph] = OrderedDict()
-        self._pool: Any = None
+        self.captured: OrderedDict[Shape, _Graph] = OrderedDict()  # the one that was used last comes last
 
     def __call__(self, run: Run, *inputs: Tensor, kind: Any = None, at_home: Collection[int] = ()) -> Outputs:
         """What the function gives; valid until the next call.
@@ -58,20 +101,18 @@ class Graphs:
         padded = padded_rows(rows) if self._pads else rows
         sizes = tuple((padded, *value.shape[1:]) if self._pads else tuple(value.shape) for value in inputs)
         shape = (kind, sizes, *(value.dtype for value in inputs), inputs[0].device)
-        graph = self._captured.get(shape)
+        graph = self.captured.get(shape)
         if graph is None:
             return Ready(lambda: self._run_or_capture(run, inputs, shape, padded, at_home), replays=False)
-        self._captured.move_to_end(shape)
+        self.captured.move_to_end(shape)
         outputs = graph.outputs if padded == rows else tuple(value[:rows] for value in graph.outputs)
         if self._early:
             graph.fill(inputs)
-        device = torch.cuda.device(inputs[0].device)  # a graph is replayed on the current one
 
         def replay() -> Outputs:
             if not self._early:
                 graph.fill(inputs)
-            with device:
-                graph.replay()
+            graph.replay()
             return outputs
 
         return Ready(replay, replays=True)
@@ -82,13 +123,11 @@ class Graphs:
         self._runs[shape] += 1
         if self._runs[shape] <= self._after:
             return run(*inputs)
-        with _CAPTURING, torch.cuda.device(inputs[0].device):
-            self._pool = self._pool if self._captured else torch.cuda.graph_pool_handle()
-            self._captured[shape] = _Graph(
-                run, _own(inputs, rows if self._pads else None, at_home), self._steady, self._pool
-            )
-        if len(self._captured) > self._most:
-            oldest, _ = self._captured.popitem(last=False)
+        own = _own(inputs, rows if self._pads else None, at_home)
+        pool = next(iter(self.captured.values())).recording.pool if self.captured else None
+        self.captured[shape] = _Graph(own, self._record(run, own, pool), self._steady)
+        if len(self.captured) > self._most:
+            oldest, _ = self.captured.popitem(last=False)
             del self._runs[oldest]  # when it comes back, it has to prove itself again
         return self.prepare(run, *inputs, kind=shape[0]).run()
 
@@ -96,27 +135,20 @@ class Graphs:
 class PassGraphs:
     """The graphs of passes over whole canvases, and over parts of them, that work on the same memory."""
 
-    def __init__(self) -> None:
-        self.whole = Graphs(after=2, pads=False)
+    def __init__(self, record: Record = CudaGraph) -> None:
+        self.whole = Graphs(after=2, pads=False, record=record)
         # Padding costs little here: reading the weights is what takes the time. All but the tokens stay as they are.
-        self.part = Graphs(after=1, pads=True, steady=(1, 2, 3, 4), early=True)
+        self.part = Graphs(after=1, pads=True, steady=(1, 2, 3, 4), early=True, record=record)
 
 
 class _Graph:
-    def __init__(self, run: Run, inputs: list[Tensor], steady: Collection[int], pool: Any) -> None:
+    """A recording, and the inputs that it reads."""
+
+    def __init__(self, inputs: list[Tensor], recording: Recording, steady: Collection[int]) -> None:
         self.inputs = inputs
+        self.recording, self.outputs, self.replay = recording, recording.outputs, recording.replay
         self.steady = steady
         self.given: list[Tensor | None] = [None] * len(inputs)
-        # Libraries set themselves up in the first call on a stream, which must not happen within a capture.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self.outputs = run(*inputs)
-        self.replay = graph.replay
 
     def fill(self, inputs: tuple[Tensor, ...]) -> None:
         """Copy what has changed to where the graph reads it."""

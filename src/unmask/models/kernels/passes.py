@@ -23,7 +23,7 @@ from unmask.models.attention import Together, picked
 from unmask.models.base import MaskedLM, Prediction
 from unmask.models.kernels import ops
 from unmask.models.kernels.attention import CachedKernel, PackedKernel
-from unmask.models.kernels.graphs import PassGraphs
+from unmask.models.kernels.graphs import CudaGraph, PassGraphs, Record
 from unmask.models.packing import Packing
 from unmask.models.transformer import Transformer
 
@@ -43,11 +43,16 @@ _KEPT_LOGITS = 1024
 class Captured:
     """The graphs of one model's passes; those of a cache work on its storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Record = CudaGraph) -> None:
         self.announced: set[tuple[int, int]] = set()  # rows and length of whole canvases that will come often
         self.lock = Lock()  # held from a replay until what it left behind has been picked up
-        self.uncached = PassGraphs()
+        self._new = partial(PassGraphs, record)
+        self.uncached = self._new()
         self.cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
+
+    def graphs(self, cache: KVCache | None) -> PassGraphs:
+        """Of passes over this cache, or without one."""
+        return self.uncached if cache is None else self.cached.setdefault(cache.storage, self._new())
 
 
 def serve(model: MaskedLM) -> bool:
@@ -117,7 +122,7 @@ class Passes:
             # Positions of one row see different keys there, which only plain attention with a mask does.
             return partial(self.model.predict_plainly, tokens, plan, at, cache, block_size, states=states)
         if plan.is_whole:
-            ready = partial(self._whole, tokens, plan, at, cache, states)
+            ready = partial(self._whole, plan.needed(tokens, at), plan, at, cache, states)
         else:
             assert cache is not None
             packed = at is not None and self._is_worth_packing(plan)
@@ -234,7 +239,7 @@ class Passes:
             return (states, head(states, positions, at[0] if at else None)) if within else (states,)
 
         inputs = [tokens, positions, cache.index, plan.visible, *([at] if within and at is not None else [])]
-        ready = self._graphs(cache).part.prepare(part, *inputs, kind=within)
+        ready = self.captured.graphs(cache).part.prepare(part, *inputs, kind=within)
 
         def replayed() -> Prediction:
             states, *logits = ready.run()
@@ -255,12 +260,8 @@ class Passes:
     ) -> tuple[Tensor, ...]:
         """What a pass over so many positions gives, by a graph if there are not more than `most`."""
         if positions <= most:
-            return self._graphs(cache).whole(run, *inputs, kind=kind)
+            return self.captured.graphs(cache).whole(run, *inputs, kind=kind)
         return run(*inputs)
-
-    def _graphs(self, cache: KVCache | None) -> PassGraphs:
-        captured = self.captured
-        return captured.uncached if cache is None else captured.cached.setdefault(cache.storage, PassGraphs())
 
     def _is_worth_packing(self, plan: PassPlan) -> bool:
         return rounded(sum(plan.sizes)) < plan.padded
@@ -275,8 +276,8 @@ class Passes:
 
 
 def _within_one_block(plan: PassPlan, block_size: int) -> bool:
-    """Whether all positions of each row see the same keys in a block-causal model."""
-    return all(start // block_size == (end - 1) // block_size for start, end in plan.spans)
+    """Whether all positions of each row see all visible keys in a block-causal model."""
+    return all(row.span[0] // block_size == (row.visible - 1) // block_size for row in plan.rows)
 
 
 def _present(**values: Tensor | None) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from types import NotImplementedType
 from typing import Any, no_type_check
 
 import torch
@@ -223,7 +224,7 @@ def product(
     scale: Float[Tensor, " n"],
     bias: Float[Tensor, " n"] | None,
     arrived: Int32[Tensor, " tiles"],
-) -> Float[Tensor, "*rows n"]:
+) -> Float[Tensor, "*rows n"] | NotImplementedType:
     """`models.quantized.product`, for a few rows in half precision."""
     few = 0 < x.numel() <= FEW_ROWS * x.shape[-1]
     if not few or x.dtype not in (torch.bfloat16, torch.float16):

@@ -7,6 +7,7 @@ CUDA graph can capture it all. Beside the result it needs about 4 bytes for ever
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NotImplementedType
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def commit_open(
     fallback: str = "field",
     vocabulary: int | None = None,
     tiles: Tiles = DEFAULT_TILES,
-) -> MeanFieldCommit:
+) -> MeanFieldCommit | NotImplementedType:
     """Open positions beyond the first `open_at_most` of a row are taken for closed."""
     b, k, v = logits.shape
     small = b <= _MOST_ROWS and k <= _MOST_POSITIONS

@@ -5,6 +5,7 @@ They compute in float32, whatever the logits are; the result is within 1e-6 of t
 
 from __future__ import annotations
 
+from types import NotImplementedType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def probability_of(
     *,
     dtype: torch.dtype | None = None,
     piece: int = _PIECE,
-) -> Float[Tensor, "*positions"]:
+) -> Float[Tensor, "*positions"] | NotImplementedType:
     """NaN for an id outside the vocabulary."""
     if not serves(logits):
         return NotImplemented
@@ -33,7 +34,7 @@ def probability_of(
 
 def entropy(
     logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None, piece: int = _PIECE
-) -> Float[Tensor, "*positions"]:
+) -> Float[Tensor, "*positions"] | NotImplementedType:
     if not serves(logits):
         return NotImplemented
     return _figure(logits, None, piece, ENTROPY=True).to(dtype or logits.dtype)
@@ -41,13 +42,15 @@ def entropy(
 
 def top2_probabilities(
     logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None, piece: int = _PIECE
-) -> Float[Tensor, "*positions 2"]:
+) -> Float[Tensor, "*positions 2"] | NotImplementedType:
     if not serves(logits):
         return NotImplemented
     return _figure(logits, None, piece).to(dtype or logits.dtype)
 
 
-def best_token(logits: Float[Tensor, "*positions v"], *, piece: int = _PIECE) -> Int[Tensor, "*positions"]:
+def best_token(
+    logits: Float[Tensor, "*positions v"], *, piece: int = _PIECE
+) -> Int[Tensor, "*positions"] | NotImplementedType:
     if not serves(logits):
         return NotImplemented
     *positions, v = logits.shape

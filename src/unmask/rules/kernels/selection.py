@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NotImplementedType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ _MINE, _OTHERS = 32, 64  # positions whose ranks one program finds, and those it
 
 def kept(
     values: Float[Tensor, "*positions"], where: Bool[Tensor, "*positions"], other: float
-) -> Float[Tensor, "*positions"]:
+) -> Float[Tensor, "*positions"] | NotImplementedType:
     if not serves(values):
         return NotImplemented
     values = values.detach().expand_as(where).contiguous()
@@ -32,7 +33,7 @@ def kept(
 
 def can_occur(
     tokens: Int[Tensor, "b k"], logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]
-) -> Bool[Tensor, "b k"]:
+) -> Bool[Tensor, "b k"] | NotImplementedType:
     """An id outside the vocabulary cannot occur."""
     if not serves(logits):
         return NotImplemented
@@ -49,14 +50,14 @@ def can_occur(
     return out.view(torch.bool)
 
 
-def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"] | NotImplementedType:
     """NaN and -inf come last of the open ones."""
     return _compared(score, masked, None) if serves(score) else NotImplemented
 
 
 def best_scored(
     score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: Int[Tensor, " b"]
-) -> Bool[Tensor, "b k"]:
+) -> Bool[Tensor, "b k"] | NotImplementedType:
     return _compared(score, masked, count).view(torch.bool) if serves(score) else NotImplemented
 
 

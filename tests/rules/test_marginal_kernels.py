@@ -1,4 +1,4 @@
-"""The kernels of `marginals` in Triton's interpreter, in a process of its own, against the plain functions."""
+"""`rules/kernels/marginals.py` in Triton's interpreter, against the plain functions of `rules/marginals.py`."""
 
 import math
 from functools import partial
@@ -7,52 +7,52 @@ import pytest
 import torch
 
 from unmask.rules import entropy, probability_of, top2_probabilities
-from unmask.rules.triton_marginals import (
-    best_by_kernels,
-    entropy_by_kernels,
-    probability_by_kernels,
-    top2_by_kernels,
-)
+
+pytest.importorskip("triton")
+
+from unmask.rules.kernels import marginals as kernels
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PIECE = 64  # so small that a few hundred tokens are several
 
 
+def draw(*shape, seed=0, spread=3.0):
+    return spread * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 @pytest.fixture
 def figures(interpreted):
-    """All figures by the kernels, in the process that interprets."""
+    """All figures by the kernels in float32, in the process that interprets."""
+    options = {"dtype": torch.float32, "piece": PIECE}
+    return lambda tokens, logits: [
+        interpreted(kernels.probability_of, tokens, logits, **options),
+        interpreted(kernels.entropy, logits, **options),
+        interpreted(kernels.top2_probabilities, logits, **options),
+    ]
 
-    def call(tokens, logits):
-        return [
-            interpreted(probability_by_kernels, tokens, logits, piece=PIECE),
-            interpreted(entropy_by_kernels, logits, piece=PIECE),
-            interpreted(top2_by_kernels, logits, piece=PIECE),
-        ]
 
-    call.best = partial(interpreted, best_by_kernels, piece=PIECE)
-    return call
+@pytest.fixture
+def best_token(interpreted):
+    """The best token by the kernels, in the process that interprets."""
+    return partial(interpreted, kernels.best_token, piece=PIECE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (2, 7), (3, 2, 64), (1, 300), (2, 1, 129)])
-def test_the_best_token_is_the_first_of_the_largest(figures, shape, dtype):
+def test_the_best_token_is_the_first_of_the_largest(best_token, shape, dtype):
     logits = draw(*shape).round().to(dtype)  # many are equal
-    assert torch.equal(figures.best(logits), logits.argmax(-1))
+    assert torch.equal(best_token(logits), logits.argmax(-1))
 
 
-def test_the_best_token_among_what_is_no_number_or_cannot_occur(figures):
+def test_the_best_token_among_what_is_no_number_or_cannot_occur(best_token):
     logits = draw(4, 200)
     logits[0] = -INF
     logits[1, :150] = -INF
     logits[2, 77] = NAN
     logits[3, 130] = INF
-    assert figures.best(logits).tolist() == logits.argmax(-1).tolist()
-    assert figures.best(logits[:, ::2]).tolist() == logits[:, ::2].argmax(-1).tolist()
-
-
-def draw(*shape, seed=0, spread=3.0):
-    return spread * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    assert best_token(logits).tolist() == logits.argmax(-1).tolist()
+    assert best_token(logits[:, ::2]).tolist() == logits[:, ::2].argmax(-1).tolist()
 
 
 def plain(tokens, logits):
@@ -129,7 +129,32 @@ def test_a_row_says_the_same_alone_and_strides_do_not_matter(figures):
     check(figures, draw(3, 400)[:, 5:200])
 
 
-def test_the_result_has_the_dtype_that_is_asked_for():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernels_give_the_dtype_of_the_logits_unless_another_is_asked_for(interpreted, figures, dtype):
+    logits, tokens = draw(2, 50).to(dtype), torch.tensor([3, 4])
+    found = [
+        interpreted(kernels.probability_of, tokens, logits),
+        interpreted(kernels.entropy, logits),
+        interpreted(kernels.top2_probabilities, logits),
+    ]
+    for figure, wide in zip(found, figures(tokens, logits), strict=True):
+        assert figure.dtype == dtype
+        torch.testing.assert_close(figure, wide.to(dtype))
+
+
+@pytest.mark.parametrize("logits", [draw(2, 5).double(), torch.empty(0, 5), torch.empty(2, 0, 5)])
+def test_the_kernels_leave_double_precision_and_empty_tensors_to_the_plain_functions(logits):
+    tokens = torch.zeros(logits.shape[:-1], dtype=torch.long)
+    for found in (
+        kernels.probability_of(tokens, logits),
+        kernels.entropy(logits),
+        kernels.top2_probabilities(logits),
+        kernels.best_token(logits),
+    ):
+        assert found is NotImplemented
+
+
+def test_the_plain_functions_give_the_dtype_that_is_asked_for():
     logits, tokens = draw(2, 50).bfloat16(), torch.tensor([3, 4])
     for figure, wide in (
         (probability_of(tokens, logits, dtype=torch.float32), probability_of(tokens, logits.float())),

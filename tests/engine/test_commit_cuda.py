@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from decision_cases import FLAGS, case, check_case, check_facts, window
+from decision_cases import FLAGS, case, check_case, check_state, window
 
-from unmask.engine.settle import plainly_settled, settle, settle_by_kernel
-from unmask.rules.kernels import kernels_run
+from unmask.device import kernels_on
+from unmask.engine.commit import apply
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,23 +24,23 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize(("b", "n", "k"), SHAPES)
-def test_the_facts_are_those_of_plain_torch(b, n, k):
-    assert kernels_run(torch.device("cuda"))
+def test_the_state_is_that_of_plain_torch(b, n, k):
+    assert kernels_on(torch.device("cuda"))
     for seed in range(5):
-        check_facts(*window(drawn(seed), b, n, k))
+        check_state(*window(drawn(seed), b, n, k))
 
 
 @pytest.mark.parametrize(
     "given", [(), *((flag,) for flag in FLAGS), FLAGS], ids=lambda given: "+".join(given) or "none"
 )
-def test_every_flag_is_settled_as_plain_torch_does(given):
+def test_every_flag_is_applied_as_plain_torch_does(given):
     for seed in range(5):
         check_case(*case(drawn(seed), 4, 300, 32, given=given))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("b", "n", "k"), SHAPES)
-def test_every_shape_and_dtype_is_settled_as_plain_torch_does(b, n, k, dtype):
+def test_every_shape_and_dtype_is_applied_as_plain_torch_does(b, n, k, dtype):
     for seed in range(6):
         given = () if seed % 2 else FLAGS
         check_case(*case(drawn(seed), b, n, k, given=given, dtype=dtype, score_dtype=dtype))
@@ -48,12 +48,12 @@ def test_every_shape_and_dtype_is_settled_as_plain_torch_does(b, n, k, dtype):
 
 def test_a_graph_replays_it_on_another_canvas():
     made, tokens = case(drawn(0), 3, 200, 32)
-    settle_by_kernel(made, tokens)  # compiles
+    apply(tokens, made)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = settle(made, tokens)
+        captured = apply(tokens, made)
     made.decision.commit.copy_(~made.decision.commit)
     made.decision.score.neg_()
     graph.replay()
-    assert all(map(torch.equal, captured, plainly_settled(made, tokens)))
+    assert all(map(torch.equal, captured, apply.__wrapped__(tokens, made)))

@@ -1,19 +1,25 @@
-"""The kernels of `selection` on a CUDA device, against plain torch on a CPU."""
+"""`rules/kernels/selection.py` on a CUDA device, against plain torch on a CPU."""
 
 import math
 
 import pytest
 import torch
-from decision_cases import scores
 
-from unmask.policies.base import best_scored, rank_of
-from unmask.rules.selection import can_occur, kept
+from unmask.rules.selection import best_scored, can_occur, kept, rank_of
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+HARD = torch.tensor([math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min, torch.finfo(torch.float32).max])
+
+
+def draw_scores(generator, b, k, dtype):
+    """Many are equal, some are no numbers or at the ends of what there is."""
+    values = torch.randn(b, k, generator=generator).mul(2).round().to(dtype)
+    hard = HARD.to(dtype)[torch.randint(len(HARD), (b, k), generator=generator)]
+    return torch.where(torch.rand(b, k, generator=generator) < torch.rand(b, 1, generator=generator), hard, values)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +32,7 @@ def kernels():
 def test_positions_are_ranked_and_counted_as_on_a_cpu(b, k, dtype):
     generator = torch.Generator().manual_seed(k)
     for _ in range(5):
-        score = scores(generator, b, k, dtype)
+        score = draw_scores(generator, b, k, dtype)
         masked = torch.rand(b, k, generator=generator) < torch.rand(b, 1, generator=generator)
         count = torch.randint(-1, k + 2, (b,), generator=generator)
         there = score.cuda(), masked.cuda()

@@ -1,12 +1,12 @@
-"""The kernels of `marginals` on a CUDA device, at the sizes of real models, against the plain functions."""
+"""`rules/kernels/marginals.py` on a CUDA device, at the sizes of real models, against the plain functions."""
 
 import math
 
 import pytest
 import torch
 
+from unmask.device import kernels_on
 from unmask.rules import best_token, entropy, probability_of, top2_probabilities
-from unmask.rules.kernels import kernels_serve
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +37,7 @@ def all_three(tokens, logits, **options):
 @pytest.mark.parametrize("shape", [(1, 32, V), (8, 20, V), (3, 1), (2, 5, 50_257), (1, 7)])
 def test_the_figures_of_the_plain_functions(dtype, shape):
     logits = draw(*shape).to(dtype)
-    assert kernels_serve(logits)
+    assert kernels_on(logits.device)
     for tokens in (logits.argmax(-1), torch.zeros(shape[:-1], dtype=torch.long, device="cuda")):
         expected = all_three(tokens, logits.double())
         for figure, exact in zip(all_three(tokens, logits, dtype=torch.float32), expected, strict=True):
@@ -89,3 +89,16 @@ def test_a_graph_replays_them_on_other_logits():
     tokens.copy_(logits.argmax(-1))
     graph.replay()
     assert all(map(torch.equal, captured, all_three(tokens, logits)))
+
+
+def test_the_functions_are_served_by_the_kernels_unless_these_are_turned_off(monkeypatch):
+    from unmask.rules.kernels import marginals
+
+    logits, tokens = draw(2, 20, V), torch.zeros(2, 20, dtype=torch.long, device="cuda")
+    by_kernels = [marginals.probability_of(tokens, logits), marginals.entropy(logits)]
+    assert all(map(torch.equal, all_three(tokens, logits), by_kernels))
+    monkeypatch.setenv("UNMASK_KERNELS", "0")
+    plain = all_three(tokens, logits)
+    assert not all(map(torch.equal, plain, by_kernels))  # rounded in another way
+    for figure, other in zip(plain, by_kernels, strict=False):
+        torch.testing.assert_close(figure, other, rtol=1e-6, atol=1e-37)

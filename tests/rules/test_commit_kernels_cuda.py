@@ -1,4 +1,4 @@
-"""The kernels of the rule on a CUDA device, at the sizes of real models, against the plain rule."""
+"""`rules/kernels/commit.py` on a CUDA device, at the sizes of real models, against the plain rule."""
 
 import math
 import warnings
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from unmask import policies
+from unmask.device import kernels_on
 from unmask.rules import mean_field_commit
-from unmask.rules.triton_rule import kernels_take
 from unmask.types import StepView
 
 pytestmark = [
@@ -25,7 +25,7 @@ def kernels():
     pytest.importorskip("triton")
 
     def decide(logits, masked, **options):
-        assert kernels_take(logits, interaction="jsd", vocabulary=None, diagnostics=False)
+        assert kernels_on(logits.device)
         return mean_field_commit(logits, masked, validate=False, **options)
 
     return decide
@@ -156,11 +156,11 @@ def test_it_never_waits_for_the_device(kernels, never_waiting, open_at_most):
 
 
 def test_fewer_open_positions_compile_nothing_new(kernels):
-    from unmask.rules import settle_kernels
-    from unmask.rules.triton_kernels import pair_overlaps, pair_sums, piece_figures, row_figures
+    from unmask.rules.kernels.triton_field import settle
+    from unmask.rules.kernels.triton_overlap import pair_overlaps, pair_sums, piece_figures, row_figures
 
     def compiled():
-        launched = (piece_figures, row_figures, pair_sums, pair_overlaps, settle_kernels.settle)
+        launched = (piece_figures, row_figures, pair_sums, pair_overlaps, settle)
         caches = [kernel.device_caches[torch.cuda.current_device()] for kernel in launched]
         return [len(cache[0]) for cache in caches]
 
@@ -191,7 +191,7 @@ def test_a_graph_replays_it_on_other_logits_and_masks(kernels, b):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_who_asks_for_checks_gets_them_and_the_kernels(dtype):
+def test_checks_change_nothing_that_the_kernels_decide(dtype):
     logits, masked = draw(2, 9, 1023, dtype=dtype), some_open(2, 9)
     trusted, checked = (mean_field_commit(logits, masked, validate=validate) for validate in (False, True))
     for name in FIELDS:
@@ -220,10 +220,31 @@ def test_identical_positions_tie_whatever_the_vocabulary_and_the_dtype(name, v, 
         assert decided[:, 0].all()
 
 
-@pytest.mark.parametrize("options", [{"vocabulary": 40}, {"diagnostics": True}])
+@pytest.mark.parametrize("options", [{"vocabulary": 40}, {"interaction": "uniform"}])
 def test_identical_positions_tie_where_the_plain_rule_decides(options):
     masked = torch.ones(8, 7, dtype=torch.bool, device="cuda")
     for seed in range(20):
         row = torch.randn(8, 1, 1023, generator=torch.Generator().manual_seed(seed))
         decided = mean_field_commit(row.expand(8, 7, 1023).contiguous().cuda(), masked, threshold=0.999, **options)
         assert decided.commit[:, 0].all()
+
+
+def test_the_rule_is_decided_by_the_kernels_unless_they_are_turned_off(kernels, monkeypatch):
+    from unmask.rules.kernels.commit import commit_open
+
+    logits, masked = draw(2, 9, 5000), some_open(2, 9)
+    assert same(kernels(logits, masked), commit_open(logits, masked))
+    monkeypatch.setenv("UNMASK_KERNELS", "0")
+    off = mean_field_commit(logits, masked, validate=False)
+    assert not torch.equal(off.overlap, commit_open(logits, masked).overlap)  # another order of the same sums
+    check(off, plain(logits, masked))
+
+
+def test_diagnostics_are_those_of_the_plain_rule(kernels):
+    logits, masked = draw(3, 9, 5000), some_open(3, 9)
+    found = kernels(logits, masked, diagnostics=True)
+    expected = mean_field_commit(logits.double(), masked, validate=False, diagnostics=True)
+    assert same(found, kernels(logits, masked))
+    torch.testing.assert_close(found.history.double(), expected.history, rtol=0, atol=3e-5)
+    torch.testing.assert_close(found.elbo.double(), expected.elbo, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.history[-1], found.intensity, rtol=0, atol=1e-6)

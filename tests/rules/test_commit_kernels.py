@@ -1,9 +1,10 @@
-"""The kernels of the rule in Triton's interpreter, against the plain rule in float64."""
+"""`rules/kernels/commit.py` in Triton's interpreter, against the plain rule in float64."""
 
 import math
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 
 from unmask.rules import mean_field_commit
-from unmask.rules.kernels import kernels_run
-from unmask.rules.triton_rule import Tiles, commit_by_kernels, kernels_take, settled_size
+from unmask.rules.commit import commit_open as plain_commit_open
+
+pytest.importorskip("triton")
+
+from unmask.rules.kernels.commit import Tiles, commit_open, settled_size
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,8 +26,8 @@ SMALL = Tiles(piece=128, steps=2, last=64)
 
 @pytest.fixture
 def kernels(interpreted):
-    """`commit_by_kernels` in the process that interprets."""
-    return partial(interpreted, commit_by_kernels)
+    """`commit_open` by kernels, in the process that interprets."""
+    return partial(interpreted, commit_open)
 
 
 def draw(*shape, seed=0, spread=3.0):
@@ -249,24 +253,43 @@ def test_they_compile_for_a_device_that_is_not_there(tmp_path):
     assert len(done.stdout.splitlines()) == 70
 
 
-def test_kernels_decide_on_a_cuda_device_unless_they_cannot_or_are_turned_off(monkeypatch):
+PARAMETERS = {
+    "threshold": 0.85,
+    "iterations": 2,
+    "interaction": "jsd",
+    "uniform_weight": 1.0,
+    "normalize": "max",
+    "fallback": "field",
+    "vocabulary": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("logits", "changed"),
+    [
+        (draw(1, 4, 8), {"interaction": "uniform"}),
+        (draw(1, 4, 8), {"interaction": "none"}),
+        (draw(1, 4, 8), {"vocabulary": 4}),
+        (draw(1, 4, 8).double(), {}),
+        (torch.empty(0, 4, 8), {}),
+        (torch.empty(1, 0, 8), {}),
+        (torch.zeros(1, 5000, 1), {}),
+        (torch.zeros(1, 1, 1).expand(70_000, 1, 1), {}),
+    ],
+)
+def test_the_kernels_leave_to_the_plain_rule_what_they_cannot_decide(logits, changed):
+    masked, options = all_open(logits), PARAMETERS | changed
+    assert commit_open(logits, masked, open_at_most=None, **options) is NotImplemented
+    if logits.shape[1] < 5000:  # the plain rule needs memory for every two positions
+        assert plain_commit_open(logits, masked, open_at_most=None, **options).commit.shape == masked.shape
+
+
+def test_the_kernels_take_every_parameter_that_the_plain_rule_takes(kernels):
     logits = draw(1, 4, 8)
-    asked = {"interaction": "jsd", "vocabulary": None, "diagnostics": False}
-    assert not kernels_take(logits, **asked)  # on a CPU never
-    logits = torch.empty(1, 4, 8, device="meta")
-    monkeypatch.setattr("unmask.rules.kernels.kernels_run", lambda device: device.type == "meta")
-    assert kernels_take(logits, **asked)
-    for other in ({"interaction": "uniform"}, {"vocabulary": 4}, {"diagnostics": True}):
-        assert not kernels_take(logits, **asked | other)
-    assert not kernels_take(logits.double(), **asked)
-    assert not kernels_take(logits[:0], **asked)
-    assert not kernels_take(torch.empty(1, 5000, 1, device="meta"), **asked)
-
-
-def test_kernels_are_for_cuda_devices_and_can_be_turned_off(monkeypatch):
-    monkeypatch.setattr("unmask.rules.kernels._can_run", lambda device: True)
-    monkeypatch.delenv("UNMASK_KERNELS", raising=False)
-    assert kernels_run(torch.device("cuda"))
-    assert not kernels_run(torch.device("cpu"))
-    monkeypatch.setenv("UNMASK_KERNELS", "0")
-    assert not kernels_run(torch.device("cuda"))
+    found, expected = (
+        decide(logits, all_open(logits), open_at_most=3, **PARAMETERS) for decide in (kernels, plain_commit_open)
+    )
+    for field in fields(expected):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        assert (one is None) == (other is None), field.name
+        assert one is None or (one.shape, one.dtype) == (other.shape, other.dtype), field.name
