@@ -1,6 +1,7 @@
 """Tiny random checkpoints in the formats of the public ones, written without any code of ours.
 
-`make_llada` and `make_dream` write a folder; keyword arguments change keys of its config.json, and None removes one.
+`make_llada`, `make_dream` and `make_sdar` write a folder. Keyword arguments change keys of its config.json, and None
+removes one.
 """
 
 from __future__ import annotations
@@ -99,6 +100,32 @@ DREAM_CONFIG = {
     "torch_dtype": "bfloat16",
 }
 
+SDAR_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>"]
+SDAR_CONFIG = {
+    "model_type": "sdar",
+    "architectures": ["SDARForCausalLM"],
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "vocab_size": 280,
+    "max_position_embeddings": 128,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "block_size": 4,
+    "mask_token_id": PLAIN_WORDS + SDAR_SPECIAL.index("<|MASK|>"),
+    "eos_token_id": [PLAIN_WORDS + SDAR_SPECIAL.index("<|im_end|>"), PLAIN_WORDS],
+    "pad_token_id": PLAIN_WORDS,
+    "torch_dtype": "bfloat16",
+}
+
 MakeFolder = Callable[..., Path]
 
 
@@ -163,6 +190,25 @@ def make_dream(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokeniz
     return make
 
 
+@pytest.fixture(scope="session")
+def make_sdar(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokenizer) -> MakeFolder:
+    """Writes SDAR-format folders."""
+
+    def make(*, seed: int = 0, shards: int = 1, **changes: Any) -> Path:
+        config = _changed(SDAR_CONFIG, changes)
+        folder = tmp_path_factory.mktemp("sdar")
+        _write_json(folder / "config.json", config)
+        save_weights(folder, sdar_tensors(config, seed), shards)
+        tokenizer = Tokenizer.from_str(byte_tokenizer.to_str())
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SDAR_SPECIAL])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        roles = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": DREAM_TEMPLATE}
+        _write_json(folder / "tokenizer_config.json", roles)
+        return folder
+
+    return make
+
+
 @pytest.fixture
 def llada_folder(make_llada: MakeFolder) -> Path:
     return make_llada()
@@ -220,6 +266,33 @@ def dream_tensors(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
                 "mlp.gate_proj.weight": (hidden, width),
                 "mlp.up_proj.weight": (hidden, width),
                 "mlp.down_proj.weight": (width, hidden),
+            }.items()
+        }
+    return _draw(shapes, seed)
+
+
+def sdar_tensors(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
+    """Qwen3's names: no biases, and norms of queries and keys, head by head."""
+    width, hidden, vocab, head = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size", "head_dim"))
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width), "model.norm.weight": (width,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, width)
+    for layer in range(config["num_hidden_layers"]):
+        shapes |= {
+            f"model.layers.{layer}.{name}.weight": shape
+            for name, shape in {
+                "input_layernorm": (width,),
+                "self_attn.q_proj": (queries, width),
+                "self_attn.k_proj": (keys, width),
+                "self_attn.v_proj": (keys, width),
+                "self_attn.q_norm": (head,),
+                "self_attn.k_norm": (head,),
+                "self_attn.o_proj": (width, queries),
+                "post_attention_layernorm": (width,),
+                "mlp.gate_proj": (hidden, width),
+                "mlp.up_proj": (hidden, width),
+                "mlp.down_proj": (width, hidden),
             }.items()
         }
     return _draw(shapes, seed)

@@ -9,7 +9,7 @@ from unmask.models.layers import LayerOps
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import fused, wide
+from unmask.models.kernels import wide
 from unmask.models.kernels.ops import KernelOps
 from unmask.models.kernels.wide import WideTiles
 
@@ -73,24 +73,36 @@ def test_every_silu_is_rounded_to_the_nearest_number_or_the_next(interpreted):
     assert (found != expected).sum() <= 50
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_where_many_rows_are_taken(monkeypatch, whole):
-    monkeypatch.setattr(wide, "kernels_run", lambda device: whole)
-    monkeypatch.setattr(wide, "_is_measured", lambda device: True)
-    monkeypatch.setattr(wide, "_multiprocessors", lambda device: 16)
-    x, weight = torch.zeros(2, 256, 64).bfloat16(), torch.zeros(1024, 64).bfloat16()
-    assert wide.serves(x, weight) == whole
-    assert wide.serves(x.half(), weight.half()) == whole
+X, WEIGHT = torch.zeros(2, 256, 64).bfloat16(), torch.zeros(1024, 64).bfloat16()
+
+
+def test_half_precision_in_rows_that_begin_at_multiples_of_16_bytes_is_taken():
+    assert wide.takes(X, WEIGHT)
+    assert wide.takes(X.half(), WEIGHT.half())
     for others in (
-        *((x[:, 1:], weight), (x.float(), weight.float()), (x.half(), weight), (x.transpose(0, 1), weight)),
-        *((x[..., :60].contiguous(), weight[:, :60].contiguous()), (x, weight[:1020]), (x, weight[:, :64][::2])),
-        (x[:, :127].contiguous(), weight),  # too few rows
-        (x, weight[:768]),  # too few tiles
-        (x, torch.zeros(1024 * 64 + 1).bfloat16()[1:].view(1024, 64)),  # not at a multiple of 16 bytes
+        *((X[:, 1:], WEIGHT), (X.float(), WEIGHT.float()), (X.half(), WEIGHT), (X.transpose(0, 1), WEIGHT)),
+        *((X[..., :60].contiguous(), WEIGHT[:, :60].contiguous()), (X, WEIGHT[:1020]), (X, WEIGHT[:, :64][::2])),
+        (X, torch.zeros(1024 * 64 + 1).bfloat16()[1:].view(1024, 64)),  # not at a multiple of 16 bytes
     ):
-        assert not wide.serves(*others)
-    monkeypatch.setattr(wide, "_is_measured", lambda device: False)
-    assert not wide.serves(x, weight)
+        assert not wide.takes(*others)
+
+
+def test_it_never_serves_on_a_cpu():
+    assert not wide.serves(X, WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "pays"),
+    [
+        (512, 512, True),
+        (256, 1024, True),
+        (255, 1024, False),  # too few rows
+        (512, 384, False),  # too few tiles for the last programs
+        (513, 512, False),  # a few rows more begin another tile
+    ],
+)
+def test_it_pays_where_many_rows_keep_sixteen_programs_busy(rows, features, pays):
+    assert wide.pays(rows, features, 16) == pays
 
 
 @pytest.mark.parametrize(
@@ -101,19 +113,17 @@ def test_how_busy_tiles_keep_sixteen_programs(count, busy):
     assert wide._busy(count, 16) == pytest.approx(busy)
 
 
-def test_steps_take_it_by_the_weight_of_a_layer_without_a_bias(monkeypatch):
-    class Other(nn.Linear):
-        pass
+def gated_by_ops(x, linear):
+    return KernelOps().gated(linear, x)
 
-    x, linear = torch.randn(1, 4, 16), nn.Linear(16, 8, bias=False)
-    assert not wide.serves(x, linear.weight)
-    at_once, apart = torch.randn(2, 1, 4, 4)
-    monkeypatch.setattr(wide, "serves", lambda normed, weight: weight is linear.weight)
-    monkeypatch.setattr(wide, "gated", lambda normed, weight: at_once)
-    monkeypatch.setattr(fused, "gate", lambda gate_up: apart)
-    assert Steps(fused).gated(linear, x) is at_once
-    assert Steps(fused).gated(nn.Linear(16, 8, bias=False), x) is apart
-    assert torch.equal(Steps(plain).gated(linear, x), plain.gate(linear(x)))
-    monkeypatch.setattr(wide, "serves", lambda normed, weight: True)
-    for other in (nn.Linear(16, 8), Other(16, 8, bias=False)):
-        assert Steps(fused).gated(other, x) is apart
+
+class Other(nn.Linear):
+    """Somebody else's layer."""
+
+
+@pytest.mark.parametrize("linear", [nn.Linear(16, 8, bias=False), nn.Linear(16, 8), Other(16, 8, bias=False)])
+def test_where_it_does_not_serve_the_layer_is_called_and_its_product_gated(interpreted, linear):
+    x = torch.randn(1, 4, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = LayerOps().gated(linear, x)
+    torch.testing.assert_close(interpreted(gated_by_ops, x, linear.requires_grad_(False)), expected)

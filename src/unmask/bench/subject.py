@@ -48,6 +48,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "mask_token_id": 151666,
         "eos_token_id": 151643,
     },
+    "sdar-8b": {
+        "model_type": "sdar",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "block_size": 4,
+        "mask_token_id": 151669,
+        "eos_token_id": 151643,
+    },
 }
 SHAPES = (*PUBLISHED, "tiny")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unmask.cache.base import PassPlan
 from unmask.cache.refresh import DriftStates
@@ -76,6 +77,8 @@ def forward(model: MaskedLM, call: Call) -> Pass:
         unguided = model.predict(without_prompt, plan=plan, at=at, cache=others[0], block_size=kind.block_size).logits
         scale = _scales(call, unguided)
         prediction = replace(prediction, logits=unguided + (scale + 1.0) * (prediction.logits - unguided))
+    if kind.whole or prediction.attention is not None:
+        prediction = _widened(prediction, call.length, whole=kind.whole)
     return Pass(window=window, plan=plan, prediction=prediction, drifted=drifted)
 
 
@@ -106,6 +109,16 @@ def drifted_rows(
             now = states[index].gather(1, column[:, :, None].expand(-1, -1, states.shape[2]))
             drifted[index] = drift.exceeded(slots[index], now, at[index], masked[index])
     return drifted
+
+
+def _widened(prediction: Prediction, length: int, *, whole: bool) -> Prediction:
+    """Sequence tensors as wide as the call has ever been, so that a policy's state keeps its shape."""
+    logits, attention = prediction.logits, prediction.attention
+    if whole and logits.shape[1] < length:
+        logits = pad(logits, (0, 0, 0, length - logits.shape[1]))
+    if attention is not None and (missing := length - attention.shape[1]):
+        attention = pad(attention, (0, missing, 0, missing))
+    return replace(prediction, logits=logits, attention=attention)
 
 
 def _scales(call: Call, logits: Float[Tensor, "b k v"]) -> Float[Tensor, "b 1 1"] | float:

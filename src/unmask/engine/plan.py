@@ -16,6 +16,7 @@ from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
 from unmask.models.tokenizer import TextCodec
 from unmask.policies import Policy, name_of, needs_of
+from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
@@ -156,9 +157,9 @@ def check(plan: Plan, model: MaskedLM) -> None:
 
 def preset_name(spec: ModelSpec) -> str:
     """The name under which presets know the checkpoint: its own if it tells the family, else the family's."""
-    own = spec.name.lower()
-    others = {"llada", "dream"} - {spec.convention}
-    return spec.name if spec.convention in own and not any(other in own for other in others) else spec.convention
+    own, family = spec.name.lower(), spec.family if spec.family in FAMILIES else spec.convention
+    told = {name for name in FAMILIES if name in own}
+    return spec.name if told == {family} else family
 
 
 def quantization_of(model: MaskedLM) -> str | None:

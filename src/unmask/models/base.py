@@ -88,6 +88,8 @@ class MaskedLM(Protocol):
     ) -> Prediction:
         """Logits for the positions `at` (default: all that the plan computes) of canvases padded on the right.
 
+        What lies behind the last position that is seen is not looked at, and may be left out of what is given back.
+
         plan:  which positions of each row to compute, and how many keys they see; None: all, without padding. A model
                may compute more than it is asked for. Plans that do not begin at 0 come with a cache.
         cache: keys and values of what is computed are written to it, and those of all else are read from it.

@@ -25,23 +25,28 @@ _IMPLEMENTED = {
 }
 
 
+QWEN_NAMES = TensorNames(
+    embedding="model.embed_tokens.weight",
+    norm="model.norm.weight",
+    head="lm_head.weight",
+    layer="model.layers.{}.",
+    attention_norm="input_layernorm",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    out="self_attn.o_proj",
+    mlp_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+)
+
+
 @families.register("dream")
 class Dream(TransformerFamily):
-    names = TensorNames(
-        embedding="model.embed_tokens.weight",
-        norm="model.norm.weight",
-        head="lm_head.weight",
-        layer="model.layers.{}.",
-        attention_norm="input_layernorm",
-        query="self_attn.q_proj",
-        key="self_attn.k_proj",
-        value="self_attn.v_proj",
-        out="self_attn.o_proj",
-        mlp_norm="post_attention_layernorm",
-        gate="mlp.gate_proj",
-        up="mlp.up_proj",
-        down="mlp.down_proj",
-    )
+    names = QWEN_NAMES
 
     def shape(self, config: Config) -> TransformerShape:
         config.only_each(_IMPLEMENTED)
@@ -59,7 +64,7 @@ class Dream(TransformerFamily):
             n_kv_heads=n_kv_heads,
             head_width=checked_heads(config, width, n_heads, n_kv_heads, head_width),
             vocab_size=config.whole("vocab_size"),
-            rope_theta=self._rope_theta(config),
+            rope_theta=rope_theta(config),
             norm_eps=config.number("rms_norm_eps", 1e-6),
             qkv_bias=True,
             tied=config.flag("tie_word_embeddings", False),
@@ -84,8 +89,9 @@ class Dream(TransformerFamily):
             shifted=True,
         )
 
-    def _rope_theta(self, config: Config) -> float:
-        """Newer files keep the frequency, and what they do to it, in an object of its own."""
-        rotary = Config(config.get("rope_parameters", {}), f"{config.source}: rope_parameters")
-        rotary.only("rope_type", "default")
-        return rotary.number("rope_theta", config.number("rope_theta", 10000.0))
+
+def rope_theta(config: Config) -> float:
+    """Newer files keep the frequency, and what they do to it, in an object of its own."""
+    rotary = Config(config.get("rope_parameters", {}), f"{config.source}: rope_parameters")
+    rotary.only("rope_type", "default")
+    return rotary.number("rope_theta", config.number("rope_theta", 10000.0))

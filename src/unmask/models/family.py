@@ -58,6 +58,8 @@ class TensorNames:
     gate: str
     up: str
     down: str
+    query_norm: str = ""  # of models that normalise queries and keys
+    key_norm: str = ""
 
 
 class TransformerFamily(ABC):
@@ -92,6 +94,9 @@ class TransformerFamily(ABC):
         slots = {f"{name}.weight": part for name, part in zip(parts, projection.weight.split(heads), strict=True)}
         if projection.bias is not None:
             slots |= {f"{name}.bias": part for name, part in zip(parts, projection.bias.split(heads), strict=True)}
+        for name, norm in ((names.query_norm, block.attention.query_norm), (names.key_norm, block.attention.key_norm)):
+            if norm is not None:
+                slots[f"{name}.weight"] = norm.weight
         gate, up = block.gate_up.weight.chunk(2)
         return slots | {
             f"{names.attention_norm}.weight": block.attention_norm.weight,

@@ -6,7 +6,7 @@ A refusal names the family and a program that runs it, since the user's next que
 from __future__ import annotations
 
 from unmask.errors import CheckpointError
-from unmask.models import dream, llada  # noqa: F401  (importing them registers them)
+from unmask.models import dream, llada, sdar  # noqa: F401  (importing them registers them)
 from unmask.models.config import Config
 from unmask.models.family import Family, families
 
@@ -17,7 +17,7 @@ _DINFER = "dInfer runs it"
 _ELSEWHERE = {
     "lladamoe": ("LLaDA-MoE, a mixture of experts", _DINFER),
     "llada2": ("LLaDA2.x, a block diffusion mixture of experts", f"{_SGLANG}; dInfer runs LLaDA2.0"),
-    "sdar": ("SDAR, a block diffusion model", _SGLANG),
+    "sdarmoe": ("SDAR-MoE, a mixture of experts", _SGLANG),
     "diffusiongemma": ("DiffusionGemma, which does not fill masks", "SGLang runs it, with an algorithm of its own"),
 }
 _MULTI_MODAL = ("vision_config", "vision_tower", "mm_vision_tower", "audio_config")

@@ -67,6 +67,7 @@ class Transformer(nn.Module):
     ) -> Prediction:
         plan = plan or PassPlan.whole([tokens.shape[1]] * len(tokens), self.device)
         block_size = (block_size or self.spec.block_size) if self.spec.causal else None
+        tokens = tokens[:, : max(plan.seen)]
         self._check(plan, cache, attention_layers, shadow)
         if attention_layers is not None or shadow is not None:
             return self._predict_more(tokens, plan, at, block_size, attention_layers or range(0), shadow)
@@ -104,7 +105,7 @@ class Transformer(nn.Module):
         states: bool,
     ) -> Prediction:
         """Rows side by side, each as wide as the widest span."""
-        length = tokens.shape[1] if plan.is_whole else max(plan.seen)
+        length = tokens.shape[1]
         mask = visible_mask(plan, length, block_size=block_size)
         if plan.is_whole:
             positions, attend = None, Together(self.shape, mask)

@@ -15,6 +15,7 @@ from unmask.policies.base import (
     remasks,
     with_progress,
 )
+from unmask.policies.cumulative import Cumulative
 from unmask.policies.dapd import Dapd
 from unmask.policies.dawn import Dawn
 from unmask.policies.eb import EB
@@ -32,6 +33,7 @@ from unmask.policies.wino import Wino
 
 __all__ = [
     "EB",
+    "Cumulative",
     "Dapd",
     "Dawn",
     "Entropy",

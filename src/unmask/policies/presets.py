@@ -23,7 +23,9 @@ DEFAULTS = {"max_tokens": 256, "block_size": 32, "cache": "none"}
 TASKS = {"gsm8k": 0, "math": 1, "math500": 1, "humaneval": 2, "mbpp": 3}
 
 # Family -> words by which a checkpoint's name gives it away. The embedded models are of LLaDA's make.
-FAMILIES = {"llada": r"llada|^(toy|tiny)$", "dream": r"dream|diffucoder"}
+FAMILIES = {"llada": r"llada|^(toy|tiny)$", "dream": r"dream|diffucoder", "sdar": r"sdar|trado"}
+# Checkpoints of a family that have rows of their own, by the word in their names.
+CHECKPOINTS = {"llada": "1.5", "dream": "base"}
 
 PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
     "mean_field": {
@@ -33,7 +35,7 @@ PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
     "random": {"dream": {"schedule": "dream"}},
     "entropy": {"dream": {"schedule": "dream"}},
     "margin": {"dream": {"schedule": "dream"}},
-    "threshold": {"llada": {"threshold": 0.9}, "dream": {"threshold": 0.9}},
+    "threshold": {"llada": {"threshold": 0.9}, "dream": {"threshold": 0.9}, "sdar": {"threshold": 0.9}},
     "klass": {
         "llada": {"confidence": (0.6, 0.6, 0.9, 0.7), "kl": (0.015, 0.01, 0.01, 0.01), "convention": "llada"},
         "dream": {"confidence": (0.9, 0.9, 0.8, 0.9), "kl": (0.001, 0.005, 0.001, 0.001), "convention": "dream"},
@@ -120,6 +122,6 @@ def _family_and_checkpoint(model: str) -> tuple[str, str]:
     for part in reversed(re.split(r"[/\\]+", model.lower())):
         for family, words in FAMILIES.items():
             if re.search(words, part):
-                checkpoint = {"llada": "1.5", "dream": "base"}[family]
-                return family, f"{family}-{checkpoint}" if checkpoint in part else family
+                checkpoint = CHECKPOINTS.get(family)
+                return family, f"{family}-{checkpoint}" if checkpoint and checkpoint in part else family
     raise UnmaskError(f"no presets for model {model!r}; its name must tell the family: {', '.join(FAMILIES)}")

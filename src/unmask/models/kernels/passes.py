@@ -46,13 +46,17 @@ class Captured:
     def __init__(self, record: Record = CudaGraph) -> None:
         self.announced: set[tuple[int, int]] = set()  # rows and length of whole canvases that will come often
         self.lock = Lock()  # held from a replay until what it left behind has been picked up
-        self._new = partial(PassGraphs, record)
-        self.uncached = self._new()
+        self._record = record
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the graphs; a shape that comes again is captured again."""
+        self.uncached = PassGraphs(self._record)
         self.cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
 
     def graphs(self, cache: KVCache | None) -> PassGraphs:
         """Of passes over this cache, or without one."""
-        return self.uncached if cache is None else self.cached.setdefault(cache.storage, self._new())
+        return self.uncached if cache is None else self.cached.setdefault(cache.storage, PassGraphs(self._record))
 
 
 def serve(model: MaskedLM) -> bool:
@@ -74,9 +78,9 @@ def announce(model: MaskedLM, rows: int, length: int) -> None:
 
 
 def forget(model: MaskedLM) -> None:
-    """Let go of captured passes; a shape that comes again is captured again."""
-    if isinstance(model, Transformer):
-        model.captured.clear()
+    """Let go of captured passes; what was announced stays so."""
+    if isinstance(model, Transformer) and "passes" in model.captured:
+        passes_of(model).captured.forget()
 
 
 def rounded(positions: int) -> int:
@@ -118,6 +122,7 @@ class Passes:
 
         The logits may lie where the next pass over the same cache puts its own.
         """
+        tokens = tokens[:, : max(plan.seen)]
         if block_size is not None and not _within_one_block(plan, block_size):
             # Positions of one row see different keys there, which only plain attention with a mask does.
             return partial(self.model.predict_plainly, tokens, plan, at, cache, block_size, states=states)
@@ -154,11 +159,12 @@ class Passes:
         else:
             visible = None if min(plan.seen) >= length else plan.visible
             given = _present(slots=None if cache is None else cache.index, visible=visible, kept=kept)
-            keys = torch.arange(length, device=tokens.device)
 
             def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor]:
-                here = dict(zip(given, values, strict=True))
-                mask = (keys < here["visible"][:, None])[:, None, None] if "visible" in here else None
+                here, mask = dict(zip(given, values, strict=True)), None
+                if "visible" in here:
+                    keys = torch.arange(length, device=tokens.device)  # made here: a graph keeps what it makes itself
+                    mask = (keys < here["visible"][:, None])[:, None, None]
                 options = {"slots": here.get("slots"), "kept": here.get("kept"), "ops": ops.KernelOps()}
                 attend = Together(model.shape, mask)
                 return (model.forward(tokens, None, attend, length=length, cache=cache, **options),)

@@ -41,18 +41,26 @@ class WideTiles:
 
 def serves(normed: Float[Tensor, "b n w"], weight: Float[Tensor, "both w"]) -> bool:
     """Whether `gated` takes these, and is worth having."""
-    b, n, w = normed.shape
-    f, tiles = weight.shape[0] // 2, WideTiles()
+    b, n, _ = normed.shape
+    if b * n < _MANY_ROWS or not takes(normed, weight) or not normed.is_cuda or not _is_measured(normed.device):
+        return False
+    return pays(b * n, weight.shape[0] // 2, _multiprocessors(normed.device))
+
+
+def takes(normed: Float[Tensor, "b n w"], weight: Float[Tensor, "both w"]) -> bool:
+    """Whether `gated` takes these."""
     return (
-        b * n >= _MANY_ROWS
-        and normed.dtype == weight.dtype
+        normed.dtype == weight.dtype
         and normed.dtype in _HALF
-        and w % 8 == f % 8 == 0  # rows begin at multiples of 16 bytes, which descriptors need
+        # Descriptors need rows that begin at multiples of 16 bytes.
+        and normed.shape[2] % 8 == weight.shape[0] // 2 % 8 == 0
         and all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (normed, weight))
-        and normed.is_cuda
-        and _is_measured(normed.device)
-        and _busy(_count(b * n, f, tiles), _multiprocessors(normed.device)) >= _BUSY
     )
+
+
+def pays(rows: int, features: int, programs: int) -> bool:
+    """Whether `gated` is worth having on a device that runs so many programs at a time."""
+    return rows >= _MANY_ROWS and _busy(_count(rows, features, WideTiles()), programs) >= _BUSY
 
 
 def gated(

@@ -1,0 +1,289 @@
+"""Whole passes by kernels in Triton's interpreter (see test_fused.py), against the plain passes of the same model.
+
+A function that is called again stands for a CUDA graph, so what is copied for a replay is tested too.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from doubles import tiny_config
+from recalled import Recalled
+from torch import Tensor
+
+from unmask.cache.base import PassPlan, RowPlan
+from unmask.cache.storage import KVCache, Storage
+from unmask.models.random_weights import random_model
+from unmask.models.transformer import Transformer
+
+pytest.importorskip("triton")
+
+from unmask.models.kernels.passes import Captured, Passes, announce, forget, passes_of
+
+CPU = torch.device("cpu")
+SLOTS = [3, 0, 2]
+CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.float16: {"rtol": 0.0, "atol": 0.05}}
+SIZES = {
+    "llada": {"d_model": 64, "n_layers": 2, "max_sequence_length": 256},  # heads as wide as a kernel takes at least
+    "dream": {"hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one pass is asked for: rows (first position, end, keys seen)."""
+
+    rows: list[tuple[int, int, int]]
+    at: list[list[int]] | None = None
+    cached: bool = True
+    states: bool = False
+    block_size: int | None = None
+    width: int = 60
+    seed: int = 0
+
+    @property
+    def plan(self) -> PassPlan:
+        return PassPlan(tuple(RowPlan(span=(first, end), visible=seen) for first, end, seen in self.rows), CPU)
+
+    @property
+    def tokens(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(0, 58, (len(self.rows), self.width), generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the passes gave, and how many of them were replayed."""
+
+    logits: list[Tensor] = field(default_factory=list)
+    states: list[Tensor | None] = field(default_factory=list)
+    stored: list[Tensor] = field(default_factory=list)  # keys and values of all layers after each pass
+    kinds: list[str] = field(default_factory=list)  # the passes that were recorded
+
+
+def model_of(family: str, dtype: torch.dtype, *, qk_norm: bool = False, causal: bool = False) -> Transformer:
+    model = random_model(tiny_config(family, **SIZES[family]), std=0.2, dtype=dtype)
+    assert isinstance(model, Transformer)
+    if qk_norm:
+        torch.manual_seed(0)
+        model = Transformer(replace(model.shape, qk_norm=True), model.spec).eval().requires_grad_(False).to(dtype)
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=1.0 if "norm" in name else 0.0, std=0.2)
+    model.spec = replace(model.spec, causal=causal)
+    return model
+
+
+@torch.inference_mode()
+def run(calls: list[Call], family: str, dtype: torch.dtype, announced: list[tuple[int, int]], options: dict) -> list:
+    """What plain passes and passes by kernels give, one call after the other, each with a cache of its own."""
+    model = model_of(family, dtype, **options)
+    captured = Captured(Recalled)
+    captured.announced.update(announced)
+    fast = Passes(model, captured)
+    told = []
+    for predict in (model.predict_plainly, fast.predict):
+        storage, found = Storage(rows=4, length=64), Told()
+        shape = model.shape
+        storage.allocate(
+            n_layers=shape.n_layers, heads=shape.n_kv_heads, width=shape.head_width, like=model.embedding.weight
+        )
+        for call in calls:
+            cache = KVCache(storage, SLOTS[: len(call.rows)]) if call.cached else None
+            at = None if call.at is None else torch.tensor(call.at)
+            prediction = predict(call.tokens, call.plan, at, cache, call.block_size, states=call.states)
+            assert not prediction.fleeting
+            found.logits.append(prediction.logits)
+            found.states.append(prediction.states if call.states else None)
+            found.stored.append(torch.stack([torch.stack(layer) for layer in storage.layers]))
+        told.append(found)
+    for graphs in (captured.uncached, *captured.cached.values()):
+        told[1].kinds.extend("packed" if isinstance(kind, tuple) else "whole" for kind, *_ in graphs.whole.captured)
+        told[1].kinds.extend("part" for _ in graphs.part.captured)
+    return told
+
+
+@pytest.fixture
+def check(interpreted):
+    """Compare what both kinds of passes give; returns which passes were recorded."""
+
+    def compare(*calls, family="llada", dtype=torch.float32, announced=(), **options):
+        plain, fast = interpreted(run, list(calls), family, dtype, list(announced), options)
+        for number, call in enumerate(calls):
+            for row, (first, end, seen) in enumerate(call.rows):
+                width = end - first if call.at is None else len(call.at[row])
+                one, other = (found.logits[number][row, :width] for found in (fast, plain))
+                assert one.dtype == dtype
+                torch.testing.assert_close(one, other, **CLOSE[dtype])
+                if call.states:
+                    one, other = (found.states[number][row, : end - first] for found in (fast, plain))
+                    torch.testing.assert_close(one, other, **CLOSE[dtype])
+                if call.cached:
+                    one, other = (found.stored[number][:, :, SLOTS[row], :, :seen] for found in (fast, plain))
+                    torch.testing.assert_close(one, other, **CLOSE[dtype])
+        return fast.kinds
+
+    return compare
+
+
+FULL = [(0, 60, 60)] * 3
+ALIKE = [(0, 60, 60), (0, 57, 57), (0, 59, 59)]  # not worth packing
+RAGGED = [(0, 60, 60), (0, 20, 20), (0, 1, 1)]
+BLOCK = [(8, 12, 60), (20, 24, 60), (40, 44, 60)]
+PARTS = [(8, 14, 60), (20, 24, 50), (0, 1, 20)]
+MIXED = [(0, 60, 60), (20, 24, 50), (0, 9, 20)]
+AT = {
+    "block": [[8, 9, 10, 11], [20, 21, 22, 23], [40, 41, 42, 43]],
+    "parts": [[10, 13], [21, 23], [0, 0]],
+    "mixed": [[3, 50], [21, 23], [4, 8]],
+    "ragged": [[3, 50], [19, 7], [0, 0]],
+    "alike": [[3, 59], [19, 56], [0, 58]],
+}
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "at"), [(FULL, None), (FULL, "alike"), (ALIKE, "alike"), (RAGGED, None), (RAGGED, "ragged")]
+)
+def test_passes_over_whole_rows(check, rows, at, cached, family):
+    call = Call(rows=rows, at=at and AT[at], cached=cached)
+    with_states = replace(call, states=True, seed=1)
+    check(call, with_states, family=family)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("rows", "at"), [(BLOCK, None), (BLOCK, "block"), (PARTS, "parts"), (MIXED, "mixed")])
+def test_passes_over_parts_of_rows(check, rows, at, dtype, family):
+    fills = Call(rows=FULL)
+    call = Call(rows=rows, at=at and AT[at], seed=1)
+    check(fills, call, replace(call, states=True, seed=2), family=family, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_queries_and_keys_that_are_normalised_head_by_head(check, dtype):
+    calls = Call(rows=FULL), Call(rows=BLOCK, at=AT["block"], seed=1), Call(rows=MIXED, at=AT["mixed"], seed=2)
+    check(*calls, dtype=dtype, qk_norm=True)
+
+
+def test_a_pass_that_comes_again_is_recorded_and_replayed_on_other_tokens(check):
+    fills = [Call(rows=FULL, at=AT["alike"], seed=seed) for seed in range(4)]
+    blocks = [Call(rows=BLOCK, at=AT["block"], seed=seed) for seed in range(4)]
+    assert check(*fills, *blocks) == ["whole", "part"]
+
+
+def test_a_replay_is_told_which_keys_are_visible_and_where_rows_lie(check):
+    first = [Call(rows=BLOCK, at=AT["block"], seed=seed) for seed in range(2)]
+    moved = [(9, 13, 59), (20, 24, 48), (38, 42, 60)]
+    at = [[9, 10, 11, 12], [20, 21, 22, 23], [38, 39, 40, 41]]
+    calls = [Call(rows=moved, at=at, seed=seed) for seed in (2, 3)]
+    assert check(Call(rows=FULL), *first, *calls) == ["part"]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_ragged_rows_that_are_recorded_see_as_far_as_they_reach(check, cached):
+    lengths = [(60, 57, 59), (60, 57, 59), (60, 57, 59), (58, 60, 59), (60, 59, 57)]
+    calls = [
+        Call(rows=[(0, n, n) for n in those], at=[[n - 1] for n in those], cached=cached, seed=seed)
+        for seed, those in enumerate(lengths)
+    ]
+    assert check(*calls) == ["whole"]
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_in_half_precision_whole_canvases_are_packed_unless_their_shape_was_announced(check, announced):
+    calls = [Call(rows=FULL, at=AT["alike"], seed=seed) for seed in range(3)]
+    kinds = check(*calls, dtype=torch.float16, announced=[(3, 60)] if announced else [(3, 59), (2, 60)])
+    assert kinds == (["whole"] if announced else ["packed"])
+
+
+def test_packed_passes_of_different_rows_share_a_recording(check):
+    rows = [RAGGED, RAGGED, [(0, 11, 11), (0, 60, 60), (0, 33, 33)], [(0, 9, 9), (0, 50, 50), (0, 60, 60)]]
+    calls = [Call(rows=those, at=[[0], [5 if n == 1 else 0], [0]], seed=n) for n, those in enumerate(rows)]
+    assert check(*calls) == ["packed"]
+
+
+def test_rows_that_leave_a_batch_need_no_other_recording(check):
+    calls = [Call(rows=BLOCK, at=AT["block"], seed=seed) for seed in range(2)]
+    rows = [*BLOCK, (44, 48, 60)]
+    wider = Call(rows=FULL)
+    assert check(wider, *calls, Call(rows=rows[:3], at=AT["block"], seed=5)) == ["part"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 8, 8)] * 3,
+        [(8, 12, 12), (20, 24, 24), (40, 44, 44)],  # one block each
+        [(4, 12, 12), (16, 24, 24), (36, 44, 44)],  # two: the positions of a row see different keys
+        [(8, 12, 60), (20, 24, 60), (40, 44, 60)],  # more is visible than a block may see
+        [(0, 60, 60)] * 3,
+    ],
+)
+def test_block_causal_passes(check, rows):
+    fills = Call(rows=FULL, block_size=4)
+    call = Call(rows=rows, block_size=4, seed=1)
+    check(fills, call, replace(call, seed=2), replace(call, seed=3), causal=True)
+
+
+@torch.inference_mode()
+def prepared(family: str) -> tuple[list[bool], list[Tensor], list[Tensor]]:
+    """Of a block pass prepared three times: if its logits are fleeting, these, and what plain passes give."""
+    model = model_of(family, torch.float32)
+    cache, plain = (KVCache.new(3, 64) for _ in range(2))
+    fast = Passes(model, Captured(Recalled))
+    for held in (cache, plain):
+        model.predict(Call(rows=FULL).tokens, cache=held)
+    fleeting, found, expected = [], [], []
+    for seed in range(3):
+        call = Call(rows=BLOCK, at=AT["block"], seed=seed)
+        ready = fast.prepare(call.tokens, call.plan, torch.tensor(call.at), cache, None)
+        if seed == 2:
+            before = found[-1].clone()
+        prediction = ready()
+        fleeting.append(prediction.fleeting)
+        found.append(prediction.logits)
+        expected.append(model.predict(call.tokens, plan=call.plan, at=torch.tensor(call.at), cache=plain).logits)
+    assert not torch.equal(found[1], before)  # overwritten by the next pass
+    return fleeting, [found[0], before, found[2]], expected
+
+
+def test_what_was_prepared_gives_logits_that_the_next_pass_may_overwrite(interpreted):
+    fleeting, found, expected = interpreted(prepared, "llada")
+    assert fleeting == [False, False, True]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+
+
+def test_announced_shapes_outlive_the_graphs_that_are_let_go_of():
+    model = model_of("llada", torch.float32)
+    forget(model)
+    announce(model, 3, 60)
+    captured, cache = passes_of(model).captured, KVCache.new(1, 8)
+    graphs = captured.graphs(cache), captured.graphs(None)
+    assert captured.graphs(cache) is graphs[0]
+    forget(model)
+    assert passes_of(model).captured is captured
+    assert captured.announced == {(3, 60)}
+    assert captured.graphs(cache) is not graphs[0]
+    assert captured.graphs(None) is not graphs[1]
+
+
+def test_graphs_go_with_the_storage_that_they_work_on():
+    captured, cache = Captured(Recalled), KVCache.new(1, 8)
+    captured.graphs(cache)
+    assert len(captured.cached) == 1
+    del cache
+    assert len(captured.cached) == 0
+
+
+def test_weights_that_move_and_copies_of_a_model_have_no_graphs():
+    model = model_of("llada", torch.float32)
+    captured = passes_of(model).captured
+    assert passes_of(deepcopy(model)).captured is not captured
+    assert passes_of(model).captured is captured
+    model.half()
+    assert passes_of(model).captured is not captured
