@@ -38,7 +38,7 @@ def test_it_agrees_with_plain_python():
     rng = random.Random(0)
     for _ in range(300):
         width = rng.randint(1, 8)
-        best = [rng.choice([0.99, 0.97, 0.9, rng.uniform(0.3, 1.0)]) for _ in range(width)]
+        best = [rng.choice([0.99, 0.97, 0.9, rng.uniform(0.5, 1.0)]) for _ in range(width)]
         masked = [rng.random() < 0.8 for _ in range(width)]
         masked[rng.randrange(width)] = True
         threshold = rng.choice([0.5, 0.8, 0.9, 0.99])
