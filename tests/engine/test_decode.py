@@ -184,7 +184,20 @@ def test_wino_is_refused_on_a_shifted_head_and_with_a_cache():
             run(Scripted(table(*[0.5] * 6)), name, settings=Settings(cache="dual"))
 
 
-NAMES = ["dapd", "dawn", "eb", "entropy", "factor", "fixed", "klass", "local_leap", "margin", "mean_field", "random"]
+NAMES = [
+    "cumulative",
+    "dapd",
+    "dawn",
+    "eb",
+    "entropy",
+    "factor",
+    "fixed",
+    "klass",
+    "local_leap",
+    "margin",
+    "mean_field",
+    "random",
+]
 PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9, 3), (2,))
 
 

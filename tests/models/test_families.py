@@ -1,19 +1,20 @@
-"""Config keys: what each family reads, what it refuses, and who is sent elsewhere."""
+"""Config keys: what each family reads, what it refuses, and which families run elsewhere."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from unmask.errors import CheckpointError
 from unmask.models.config import Config
 from unmask.models.dream import Dream
-from unmask.models.family import families
 from unmask.models.foreign import family_of
 from unmask.models.llada import LLaDA
 from unmask.models.loading import load_model
@@ -177,8 +178,7 @@ CAUSAL = "an autoregressive model: this project decodes masked diffusion models 
             {"model_type": "llada2_moe"},
             f"LLaDA2.x, a block diffusion mixture of experts: {SGLANG}; dInfer runs LLaDA2.0",
         ),
-        ({"model_type": "sdar", "architectures": ["SDARForCausalLM"]}, f"SDAR, a block diffusion model: {SGLANG}"),
-        ({"model_type": "sdar_moe"}, f"SDAR, a block diffusion model: {SGLANG}"),
+        ({"model_type": "sdar_moe"}, f"SDAR-MoE, a mixture of experts: {SGLANG}"),
         (
             {"model_type": "diffusion_gemma", "vision_config": {}},
             "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
@@ -196,7 +196,7 @@ CAUSAL = "an autoregressive model: this project decodes masked diffusion models 
         ),
         (
             {"model_type": "mmada"},
-            "a family that is not known here: known: dream, llada; a plug-in may add it",
+            "a family that is not known here: known: dream, llada, sdar; a plug-in may add it",
         ),
     ],
 )
@@ -210,37 +210,64 @@ def test_a_config_without_model_type_is_refused() -> None:
     assert refusal(lambda: family_of(Config({}, "config.json"))) == expected
 
 
-@pytest.fixture
-def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, type], None]:
-    """Pretends that an installed distribution names a class as a model family."""
+@pytest.mark.parametrize(("kind", "family"), [("llada", "LLaDA"), ("Dream", "Dream"), ("sdar", "SDAR")])
+def test_our_families_are_found_by_the_type_of_the_model(kind: str, family: str) -> None:
+    assert type(family_of(Config({"model_type": kind}, "config.json"))).__name__ == family
 
-    def install(name: str, cls: type) -> None:
-        point = EntryPoint(name, "somewhere:Something", "unmask.models")
-        monkeypatch.setattr(EntryPoint, "load", lambda self: cls)
-        monkeypatch.setitem(families.__dict__, "_plugins", {name: point})
-        monkeypatch.setattr(families, "_classes", dict(families._classes))
 
-    return install
+MODULE = """
+from unmask.models.llada import LLaDA
 
 
 class Relative(LLaDA):
-    """A plug-in that adds a family of its own to the same architecture."""
+    'Adds a family of its own to the same architecture.'
+"""
+POINTS = """
+[unmask.models]
+relative = somewhere:Relative
+llada_moe = somewhere:Relative
+hollow = builtins:dict
+"""
+SCRIPT = """
+import json, sys, torch
+from unmask.errors import CheckpointError
+from unmask.models.config import Config
+from unmask.models.foreign import family_of
+from unmask.models.loading import load_model
+
+relative, ours = (load_model(folder, device="cpu").model.predict(torch.arange(5)[None]) for folder in sys.argv[1:])
+try:
+    family_of(Config({"model_type": "hollow"}, "config.json"))
+except CheckpointError as error:
+    refused = str(error)
+moe = type(family_of(Config({"model_type": "llada_moe"}, "config.json"))).__name__
+print(json.dumps({"same": torch.equal(relative.logits, ours.logits), "moe": moe, "refused": refused}))
+"""
 
 
-def test_a_plug_in_family_loads_like_ours(plug_in: Callable[[str, type], None], make_llada: MakeFolder) -> None:
-    plug_in("relative", Relative)
-    relative = load_model(make_llada(model_type="Relative"), device="cpu").model
-    ours = load_model(make_llada(), device="cpu").model
-    tokens = torch.arange(5)[None]
-    assert torch.equal(relative.predict(tokens).logits, ours.predict(tokens).logits)
+@pytest.fixture(scope="module")
+def with_plug_ins(tmp_path_factory: pytest.TempPathFactory, make_llada: MakeFolder) -> dict[str, Any]:
+    """What comes of plug-ins, in a process of its own: another distribution is installed there."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "somewhere.py").write_text(MODULE)
+    metadata = folder / "somewhere-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: somewhere\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(POINTS)
+    command = [sys.executable, "-c", SCRIPT, str(make_llada(model_type="Relative")), str(make_llada())]
+    environment = dict(os.environ, PYTHONPATH=str(folder))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-def test_a_plug_in_may_run_what_we_send_elsewhere(plug_in: Callable[[str, type], None]) -> None:
-    plug_in("llada_moe", Relative)
-    assert isinstance(family_of(Config({"model_type": "llada_moe"}, "config.json")), Relative)
+def test_a_plug_in_family_loads_like_ours(with_plug_ins: dict[str, Any]) -> None:
+    assert with_plug_ins["same"]
 
 
-def test_a_plug_in_that_is_no_family_is_said(plug_in: Callable[[str, type], None]) -> None:
-    plug_in("hollow", dict)
-    expected = "the plug-in for model family 'hollow' lacks spec, build or slots"
-    assert refusal(lambda: family_of(Config({"model_type": "hollow"}, "config.json"))) == expected
+def test_a_plug_in_may_run_what_we_send_elsewhere(with_plug_ins: dict[str, Any]) -> None:
+    assert with_plug_ins["moe"] == "Relative"
+
+
+def test_a_plug_in_that_is_no_family_is_said(with_plug_ins: dict[str, Any]) -> None:
+    assert with_plug_ins["refused"] == "the plug-in for model family 'hollow' lacks spec, build or slots"

@@ -1,4 +1,4 @@
-"""The fused operations on a CUDA device, at the sizes of real models, against the plain ones."""
+"""The operations of a layer by kernels on a CUDA device, at the sizes of real models, against the plain ones."""
 
 import warnings
 
@@ -6,24 +6,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from unmask.cache.kv import KVCache
-from unmask.models import fused, plain
+from unmask.cache.base import PassPlan, RowPlan
+from unmask.cache.storage import KVCache
+from unmask.models.attention import attend
+from unmask.models.layers import Block, LayerOps, RMSNorm, TransformerShape
 from unmask.models.loading import load_model
 from unmask.models.rotary import Rotary
-from unmask.models.steps import JointSteps, Steps
+
+pytest.importorskip("triton")
+
+from unmask.models.kernels import fused
+from unmask.models.kernels.ops import JointOps, KernelOps
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("needs_triton", "no_grad"),
+    pytest.mark.usefixtures("no_grad"),
 ]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LLADA, DREAM = (32, 32, 128), (28, 4, 128)
-
-
-@pytest.fixture
-def needs_triton():
-    pytest.importorskip("triton")
 
 
 @pytest.fixture
@@ -42,6 +43,22 @@ def draw(*shape, seed=0, dtype=torch.bfloat16, spread=1.0):
     return (spread * torch.randn(*shape, generator=generator, device="cuda")).to(dtype)
 
 
+def plain_add_norm(x, update, weight, eps):
+    norm = RMSNorm(x.shape[-1], eps)
+    norm.weight.data = weight
+    return LayerOps().add_norm(x, update, norm)
+
+
+def plain_gate(gate_up):
+    first, second = gate_up.chunk(2, dim=-1)
+    return F.silu(first) * second
+
+
+def heads_of(qkv, h, g):
+    """Queries, keys and values (b, heads, n, d)."""
+    return qkv.unflatten(-1, (h + 2 * g, -1)).transpose(1, 2).split([h, g, g], dim=1)
+
+
 def assert_nearly_the_same_bits(found, expected, *, different=1e-3):
     """A last bit of float32 decides how a few figures are rounded."""
     rtol = max(2e-6, 2 * torch.finfo(found.dtype).eps)
@@ -56,7 +73,7 @@ def test_add_norm(dtype, b, n, w):
     x, update, weight = draw(b, n, w, dtype=dtype), draw(b, n, w, seed=1, dtype=dtype), 1 + draw(w, seed=2, dtype=dtype)
     for added in (update, None):
         total, normed = fused.add_norm(x, added, weight, 1e-5)
-        expected_total, expected = plain.add_norm(x, added, weight, 1e-5)
+        expected_total, expected = plain_add_norm(x, added, weight, 1e-5)
         assert torch.equal(total, expected_total)
         assert_nearly_the_same_bits(normed, expected, different=0.02)
 
@@ -65,7 +82,7 @@ def test_add_norm(dtype, b, n, w):
 @pytest.mark.parametrize(("b", "n", "f"), [(1, 32, 12_288), (8, 33, 18_944), (2, 700, 12_288), (3, 7, 864), (1, 1, 5)])
 def test_gate(dtype, b, n, f):
     gate_up = draw(b, n, 2 * f, dtype=dtype, spread=4.0)
-    assert_nearly_the_same_bits(fused.gate(gate_up), plain.gate(gate_up))
+    assert_nearly_the_same_bits(fused.gate(gate_up), plain_gate(gate_up))
 
 
 def table(d, length):
@@ -88,7 +105,7 @@ def test_turning_and_storing(dtype, h, g, d, b, n):
     for positions in (None, some_positions(b, n, 600)):
         found, expected = ([tensor.clone() for tensor in (qkv, keys, values)] for _ in range(2))
         fused.turn_and_store(found[0], table(d, 600), positions, h, g, (*found[1:], slots))
-        plain.turn_and_store(expected[0], table(d, 600), positions, h, g, (*expected[1:], slots))
+        LayerOps().turn_and_store(expected[0], table(d, 600), positions, h, g, (*expected[1:], slots))
         for one, other in zip(found, expected, strict=True):
             assert_nearly_the_same_bits(one, other)
         assert torch.equal(found[2], expected[2])
@@ -104,9 +121,10 @@ def test_attention_within_rows_one_behind_the_other(dtype, h, g, d, never_waitin
     count = torch.tensor(lengths, device="cuda")
     qkv = draw(sum(lengths) + 101, 1, (h + 2 * g) * d, dtype=dtype)
     qkv[sum(lengths) :] = torch.nan  # belongs to no row
-    expected = plain.ragged_attention(qkv[: sum(lengths)].double(), lengths, h, g)
+    rows = qkv[: sum(lengths)].double().transpose(0, 1).split(lengths, dim=1)
+    expected = torch.cat([attend(*heads_of(row, h, g), None)[0] for row in rows])
     never_waiting()
-    found = fused.ragged_attention(qkv, count.cumsum(0) - count, count, h, g, 768)[: sum(lengths)]
+    found = fused.ragged_attention(qkv, count.cumsum(0) - count, count, h, g, 768)[: sum(lengths), 0]
     torch.cuda.set_sync_debug_mode("default")
     tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
@@ -120,15 +138,16 @@ def test_attention_of_rows_one_behind_the_other_to_a_store(dtype, h, g, d, never
     qkv = draw(sum(lengths) + 66, 1, (h + 2 * g) * d, dtype=dtype)
     qkv[sum(lengths) :] = torch.nan  # belongs to no row
     keys, values = (draw(7, g, 1280, d, seed=seed, dtype=dtype) for seed in (1, 2))
-    places = torch.tensor([6, 0, 3, 2, 5], device="cuda")
-    for place, length in zip(places, seen, strict=True):
-        keys[place, :, length:] = values[place, :, length:] = torch.nan  # never read
-    visible = (torch.arange(1280, device="cuda") < seen[:, None])[:, None, None]
-    stored = (keys.double().nan_to_num(), values.double().nan_to_num(), places, visible)
-    expected = plain.ragged_attention(qkv[: sum(lengths)].double(), lengths, h, g, stored)
+    slots, expected = torch.tensor([6, 0, 3, 2, 5], device="cuda"), []
+    packed = qkv[: sum(lengths)].double().transpose(0, 1).split(lengths, dim=1)
+    for row, slot, length in zip(packed, slots.tolist(), seen.tolist(), strict=True):
+        keys[slot, :, length:] = values[slot, :, length:] = torch.nan  # never read
+        visible = (kept[slot, None, :, :length].double() for kept in (keys, values))
+        expected.append(attend(heads_of(row, h, g)[0], *visible, None)[0])
+    expected = torch.cat(expected)
     never_waiting()
     starts = count.cumsum(0) - count
-    found = fused.ragged_attention(qkv, starts, count, h, g, 768, (keys, values, places, seen))[: sum(lengths)]
+    found = fused.ragged_attention(qkv, starts, count, h, g, 768, (keys, values, slots, seen))[: sum(lengths), 0]
     torch.cuda.set_sync_debug_mode("default")
     tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
@@ -206,7 +225,7 @@ class Case:
         """One row at a time, in float64."""
         rows = []
         for qkv, slot, length in zip(self.qkv, self.slots.tolist(), self.lengths.tolist(), strict=True):
-            queries = plain.split(qkv.double()[None], self.h, self.g)[0]
+            queries = heads_of(qkv.double()[None], self.h, self.g)[0]
             keys, values = (kept[slot, None, :, :length].double() for kept in (self.keys, self.values))
             keys, values = (kept.repeat_interleave(self.h // self.g, dim=1) for kept in (keys, values))
             weights = (queries @ keys.mT * self.d**-0.5).softmax(-1)
@@ -265,15 +284,15 @@ def test_a_store_beyond_31_bits():
     slots, lengths = torch.tensor([1, 39], device="cuda"), torch.tensor([300, 16_384], device="cuda")
     keys[39], values[39] = draw(g, 16_384, d, seed=1), draw(g, 16_384, d, seed=2)
     fused.turn_and_store(qkv, table(d, 16_384), positions, h, g, (keys, values, slots))
-    _, fresh_keys, fresh_values = plain.split(qkv, h, g)
+    _, fresh_keys, fresh_values = heads_of(qkv, h, g)
     for row, slot in enumerate(slots.tolist()):
         assert torch.equal(keys[slot][:, positions[row]], fresh_keys[row])
         assert torch.equal(values[slot][:, positions[row]], fresh_values[row])
     found = fused.block_attention(qkv, keys, values, slots, lengths, h, 16_384)
-    queries = plain.split(qkv, h, g)[0]
+    queries = heads_of(qkv, h, g)[0]
     for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         seen = keys[slot, None, :, :length], values[slot, None, :, :length]
-        expected = plain.attend(queries[row : row + 1].float(), *(kept.float() for kept in seen), None)
+        expected = attend(queries[row : row + 1].float(), *(kept.float() for kept in seen), None)
         torch.testing.assert_close(found[row].float(), expected[0], rtol=1e-2, atol=1e-2)
 
 
@@ -322,62 +341,63 @@ def test_a_graph_replays_them_without_waiting_at_other_places(never_waiting, siz
 def test_a_graph_replays_a_layer_without_waiting_at_other_places(never_waiting, sizes):
     (h, g, d), (w, f) = sizes, WIDTHS[sizes]
     b, q, longest = 2, 16, 1280
-    qkv, out, gate_up, down = (
-        torch.nn.Linear(*shape, bias=bias, device="cuda", dtype=torch.bfloat16)
-        for *shape, bias in ((w, (h + 2 * g) * d, True), (h * d, w, False), (w, 2 * f, False), (f, w, False))
-    )
-    gain, turns, kept = draw(w), table(d, longest), [draw(5, g, longest, d, seed=seed) for seed in (7, 8)]
+    sizes = {"n_heads": h, "n_kv_heads": g, "head_width": d, "n_layers": 1, "vocab_size": 1}
+    shape = TransformerShape(width=w, hidden=f, **sizes, rope_theta=1e4, norm_eps=1e-5, qkv_bias=True)
+    layer = Block(shape).to("cuda", torch.bfloat16)
+    turns, kept = table(d, longest), [draw(5, g, longest, d, seed=seed) for seed in (7, 8)]
 
     def inputs(seed):
         lengths = torch.randint(q, longest, (b,), generator=torch.Generator().manual_seed(seed)).cuda()
         slots = torch.randperm(5, generator=torch.Generator().manual_seed(seed))[:b].cuda()
         return [draw(b, q, w, seed=seed), (lengths - q)[:, None] + torch.arange(q, device="cuda"), slots, lengths]
 
-    def run(steps, x, positions, slots, lengths):
-        x, normed = steps.add_norm(x, None, gain, 1e-5)
-        turned = steps.project(qkv, normed, turns, positions, h, g, (*kept, slots))
+    def run(ops, x, positions, slots, lengths):
+        x, normed = ops.add_norm(x, None, layer.attention_norm)
+        turned = ops.project(layer.attention, normed, turns, positions, (*kept, slots))
         mixed = fused.block_attention(turned, *kept, slots, lengths, h, longest)
-        x, normed = steps.add_norm(x, steps.update(out, mixed), gain, 1e-5)
-        return steps.add_norm(x, steps.update(down, steps.gated(gate_up, normed)), gain, 1e-5)[0]
+        x, normed = ops.add_norm(x, ops.update(layer.attention.out, mixed), layer.mlp_norm)
+        return ops.add_norm(x, ops.update(layer.down, ops.gated(layer.gate_up, normed)), layer.mlp_norm)[0]
 
     held = inputs(0)
-    run(JointSteps(), *held)  # compiles
+    run(JointOps(), *held)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = run(JointSteps(), *held)
+        captured = run(JointOps(), *held)
     for seed in (1, 2, 3):
         fresh = inputs(seed)
-        separate, joint = run(Steps(fused), *fresh), run(JointSteps(), *fresh)
+        separate, joint = run(KernelOps(), *fresh), run(JointOps(), *fresh)
         torch.testing.assert_close(joint, separate, rtol=3e-2, atol=3e-2)
         for one, other in zip(held, fresh, strict=True):
             one.copy_(other)
         never_waiting()
         graph.replay()
-        run(JointSteps(), *fresh)
+        run(JointOps(), *fresh)
         torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(captured, joint)
 
 
+@pytest.mark.parametrize("rows", [2, 5], ids=["by joint operations", "by separate ones"])
 @pytest.mark.parametrize("make", ["make_llada", "make_dream"])
-def test_a_model_says_the_same_by_joint_steps(request, monkeypatch, make):
+def test_a_model_says_the_same_by_kernels_replayed_or_not_as_without_them(request, monkeypatch, make, rows):
     names = (
         ("d_model", "n_heads", "n_kv_heads")
         if make == "make_llada"
         else ("hidden_size", "num_attention_heads", "num_key_value_heads")
     )
     folder = request.getfixturevalue(make)(**dict(zip(names, (64, 4, 2), strict=True)))
-    tokens, block = torch.arange(40).reshape(2, 20).cuda(), torch.arange(4, 12, device="cuda").expand(2, -1)
+    tokens, block = torch.arange(20 * rows).reshape(rows, 20).cuda(), torch.arange(4, 12, device="cuda")
+    plan = PassPlan((RowPlan(span=(4, 12), visible=20),) * rows, tokens.device)
 
     def logits():
-        model, cache = load_model(folder, device="cuda", dtype="bfloat16").model, KVCache.new(2, 20, "cuda")
+        model, cache = load_model(folder, device="cuda", dtype="bfloat16").model, KVCache.new(rows, 20, "cuda")
         model.predict(tokens, cache=cache)
         # The first is run as it is, the second captured, the third replayed.
-        return [model.predict(tokens, cache=cache, queries=block, at=block).logits.clone() for _ in range(3)]
+        at = block.expand(rows, -1)
+        return [model.predict(tokens, cache=cache, plan=plan, at=at).logits for _ in range(3)]
 
-    joint = logits()
-    assert torch.equal(joint[0], joint[1])
-    assert torch.equal(joint[0], joint[2])
-    monkeypatch.setattr(fused, "few", lambda x: False)
-    separate = logits()
-    torch.testing.assert_close(joint[0], separate[0], rtol=5e-2, atol=2e-1)
+    found = logits()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    monkeypatch.setenv("UNMASK_KERNELS", "0")
+    torch.testing.assert_close(found[0], logits()[0], rtol=5e-2, atol=2e-1)

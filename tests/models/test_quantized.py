@@ -32,6 +32,7 @@ from unmask.models.quantized import (
     deinterleave,
     fill_quantized,
     interleave,
+    product,
     quantize_rows,
 )
 from unmask.models.random_weights import random_model
@@ -266,14 +267,14 @@ def by_kernels(
     x: Tensor, stored: Tensor, scale: Tensor, bias: Tensor | None, kind: torch.dtype, **tiles: int
 ) -> tuple[Tensor, Tensor]:
     """The product, and the widened weights. Bytes travel as int8, which a pipe can carry."""
-    from unmask.models.triton_linear import Tiles, multiply, widened
+    from unmask.models.kernels.quantized import Tiles, multiply, widened
 
     words, arrived = interleave(stored).view(torch.int32), torch.zeros(64, dtype=torch.int32)
     out = multiply(x, words, scale, bias, arrived, kind=kind, tiles=Tiles(**tiles))
     again = multiply(x, words, scale, bias, arrived, kind=kind, tiles=Tiles(**tiles))
     assert torch.equal(out, again)
     assert not arrived.any()
-    return out, widened(words, scale, x.shape[1], kind=kind, dtype=x.dtype)
+    return out, widened(words.view(kind), scale, x.shape[1], x.dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -329,6 +330,41 @@ def test_no_row_depends_on_another(interpreter: Callable[..., tuple[Tensor, Tens
     assert out[[0, 1, 2, 4]].abs().max() < 100
 
 
+def product_by_kernels(
+    x: Tensor, stored: Tensor, scale: Tensor, bias: Tensor | None, kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """As a layer calls it; and the counters afterwards."""
+    from unmask.models.kernels.quantized import product
+
+    arrived = torch.zeros(64, dtype=torch.int32)
+    return product(x, interleave(stored.view(kind)), scale, bias, arrived), arrived
+
+
+@pytest.mark.parametrize("kind", [INT8, FP8])
+@pytest.mark.parametrize("rows", [(1,), (2, 3), (256,)])
+def test_the_kernel_takes_the_place_of_the_plain_product(
+    interpreted: Callable[..., Any], rows: tuple[int, ...], kind: torch.dtype
+) -> None:
+    stored, scale = quantize_rows(draw(20, 100), kind)
+    x, bias = draw(*rows, 100, seed=1).half(), draw(20, seed=2).half()
+    found, arrived = interpreted(product_by_kernels, x, stored.view(torch.int8), scale, bias, kind)
+    assert not arrived.any()
+    expected = product(x.float(), interleave(stored), scale, bias.float(), arrived)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.usefixtures("needs_triton")
+def test_the_kernel_leaves_many_rows_and_single_precision_to_the_plain_product() -> None:
+    from unmask.models.kernels import quantized
+
+    stored, scale = quantize_rows(draw(20, 100), INT8)
+    rest = interleave(stored), scale, None, torch.zeros(64, dtype=torch.int32)
+    for x in (draw(257, 100).half(), draw(2, 129, 100).bfloat16(), draw(3, 100), torch.empty(0, 100).half()):
+        assert quantized.product(x, *rest) is NotImplemented
+        assert product(x, *rest).shape == (*x.shape[:-1], 20)
+
+
 # Outputs and inputs of the layers of LLaDA-8B and Dream-7B, and parts with 32 rows and with 256.
 @pytest.mark.parametrize(
     ("n", "k", "few", "many"),
@@ -345,7 +381,7 @@ def test_no_row_depends_on_another(interpreter: Callable[..., tuple[Tensor, Tens
 )
 @pytest.mark.usefixtures("needs_triton")
 def test_parts_fill_the_device(n: int, k: int, few: int, many: int) -> None:
-    from unmask.models.triton_linear import tiles_for
+    from unmask.models.kernels.quantized import tiles_for
 
     assert [tiles_for(m, n, k // 4).parts for m in (1, 32, 64, 256)] == [few, few, few, many]
     assert len({tiles_for(m, n, k // 4) for m in range(1, 65)}) == 1

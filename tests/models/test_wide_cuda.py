@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from unmask.models import fused, wide
-from unmask.models.steps import Steps
+pytest.importorskip("triton")
+
+from unmask.models.kernels import fused, wide
+from unmask.models.kernels.ops import KernelOps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +25,6 @@ LLADA, DREAM = (4096, 12_288), (3584, 18_944)  # width and feed-forward width
 
 @pytest.fixture(autouse=True)
 def hopper():
-    pytest.importorskip("triton")
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a device of capability 9")
     with torch.inference_mode():
@@ -64,7 +65,7 @@ def test_a_batch_of_blocks_is_enough_where_its_tiles_fill_the_device():
     w, f = LLADA
     x, weight = draw(8, 32, w), draw(2 * f, w, seed=1, spread=w**-0.5)
     programs = torch.cuda.get_device_properties(0).multi_processor_count
-    assert wide.serves(x, weight) == (wide._busy(192, programs) >= 0.95)
+    assert wide.serves(x, weight) == wide.pays(8 * 32, f, programs)
     check(x, weight)
 
 
@@ -112,13 +113,13 @@ def test_a_row_is_the_same_whatever_the_others(dtype, sizes):
 @pytest.mark.parametrize(("b", "n"), [(1, 512), (2, 650)])
 def test_a_graph_replays_it_without_waiting(sizes, b, n):
     w, f = sizes
-    linear, steps = nn.Linear(w, 2 * f, bias=False, device="cuda", dtype=torch.bfloat16), Steps(fused)
+    linear, ops = nn.Linear(w, 2 * f, bias=False, device="cuda", dtype=torch.bfloat16), KernelOps()
     held = draw(b, n, w)
-    steps.gated(linear, held)  # compiles
+    ops.gated(linear, held)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = steps.gated(linear, held)
+        captured = ops.gated(linear, held)
     for seed in (1, 2, 3):
         fresh = draw(b, n, w, seed=seed)
         expected = wide.gated(fresh, linear.weight)
@@ -128,21 +129,34 @@ def test_a_graph_replays_it_without_waiting(sizes, b, n):
             torch.cuda.set_sync_debug_mode("error")
         try:
             graph.replay()
-            again = steps.gated(linear, fresh)
+            again = ops.gated(linear, fresh)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(captured, expected)
         assert torch.equal(again, expected)
 
 
-def test_steps_take_it_where_it_serves(monkeypatch):
+class Other(nn.Linear):
+    """Somebody else's layer."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "bias", "rows", "by_weight"),
+    [
+        (nn.Linear, False, 512, True),
+        (nn.Linear, True, 512, False),
+        (Other, False, 512, False),
+        (nn.Linear, False, 255, False),
+    ],
+)
+def test_it_takes_the_weight_of_a_layer_without_a_bias_where_it_serves(kind, bias, rows, by_weight):
     w, f = LLADA
-    linear, x = nn.Linear(w, 2 * f, bias=False, device="cuda", dtype=torch.bfloat16), draw(1, 512, w)
-    taken = []
-    monkeypatch.setattr(wide, "gated", lambda normed, weight: taken.append(weight) or normed)
-    Steps(fused).gated(linear, x)
-    assert taken[0] is linear.weight
-    Steps(fused).gated(linear, x[:, :255])
-    monkeypatch.setenv("UNMASK_KERNELS", "0")
-    assert not wide.serves(x, linear.weight)
-    assert len(taken) == 1
+    linear, x = kind(w, 2 * f, bias=bias, device="cuda", dtype=torch.bfloat16), draw(1, rows, w)
+    called = []
+    linear.register_forward_hook(lambda module, given, result: called.append(module))
+    found = KernelOps().gated(linear, x)
+    assert bool(called) != by_weight
+    if by_weight:
+        assert torch.equal(found, wide.gated(x, linear.weight))
+    else:
+        assert torch.equal(found, fused.gate(linear(x)))

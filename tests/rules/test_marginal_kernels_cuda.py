@@ -101,4 +101,4 @@ def test_the_functions_are_served_by_the_kernels_unless_these_are_turned_off(mon
     plain = all_three(tokens, logits)
     assert not all(map(torch.equal, plain, by_kernels))  # rounded in another way
     for figure, other in zip(plain, by_kernels, strict=False):
-        torch.testing.assert_close(figure, other, rtol=1e-6, atol=1e-37)
+        torch.testing.assert_close(figure, other, rtol=3e-6, atol=1e-37)

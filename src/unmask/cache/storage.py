@@ -81,7 +81,7 @@ class Lease:
     """A storage on loan and its free slots; with guidance, a second one for predictions without the prompt."""
 
     def __init__(self, pool: StoragePool, *, rows: int, length: int, guided: bool) -> None:
-        self._pool = pool
+        self._pool, self.guided = pool, guided
         self.storages = [pool.borrow(rows, length) for _ in range(2 if guided else 1)]
         self.rows, self.length = rows, min(storage.length for storage in self.storages)
         self._free = list(range(rows))
@@ -89,6 +89,10 @@ class Lease:
     @property
     def free(self) -> int:
         return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.rows - self.free
 
     def take(self) -> int:
         """A slot for a row: the first that is free."""

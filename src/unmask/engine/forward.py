@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 from unmask.cache.base import PassPlan
 from unmask.cache.refresh import DriftStates
 from unmask.device import on_device
-from unmask.engine.batch import Call, Group
+from unmask.engine.batch import Call
+from unmask.engine.rows import Group
 from unmask.engine.window import Window
 from unmask.models.base import MaskedLM, Prediction
 

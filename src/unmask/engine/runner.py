@@ -15,10 +15,11 @@ from torch import Tensor
 from unmask import policies
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
-from unmask.engine.batch import Batch, Call, Group
+from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import CommitInputs, PassResult, apply, outcome_of
 from unmask.engine.detail import Numbers
 from unmask.engine.forward import Pass, forward
+from unmask.engine.rows import Group
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM
 from unmask.types import Decision, StepView
@@ -127,7 +128,9 @@ def decided_of(group: Group, done: Pass, results: Tensor | None = None, numbers:
 def numbers_of(decided: list[Decided]) -> Int[Tensor, " numbers"]:
     """The results of all groups one behind the other, so that they are read at once."""
     parts = [one.results.flatten() for one in decided if one.results is not None]
-    return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.long), *parts])
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
 
 
 def results_of(decided: list[Decided], numbers: list[int]) -> list[list[PassResult]]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from unmask.cache.storage import StoragePool
 from unmask.device import wait_for
-from unmask.engine.batch import Batch, Call, Group
+from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import PassResult
 from unmask.engine.forward import Pass
+from unmask.engine.rows import Group
 from unmask.engine.runner import Decided, PlainRunner
 from unmask.models.base import MaskedLM
 from unmask.types import Decision, StepView, Timing

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
-from unmask.engine.batch import Group
 from unmask.engine.commit import CommitInputs, apply
 from unmask.engine.forward import Pass
+from unmask.engine.rows import Group
 from unmask.engine.window import Window
 from unmask.models.base import ModelSpec, Prediction
 from unmask.models.kernels.graphs import Graphs, Run

@@ -17,11 +17,12 @@ from torch import Tensor
 from unmask.cache.base import PassPlan
 from unmask.cache.storage import StoragePool
 from unmask.device import on_device
-from unmask.engine.batch import Batch, Call, Group, Row
+from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import FLAGS, GOES_ON, PassResult
 from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions, worth_capturing
 from unmask.engine.detail import Numbers
 from unmask.engine.forward import Pass
+from unmask.engine.rows import Group, Row
 from unmask.engine.runner import Decided, PlainRunner, numbers_of, results_of
 from unmask.engine.window import Window
 from unmask.models.base import MaskedLM, Prediction

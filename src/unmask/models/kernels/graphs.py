@@ -129,7 +129,8 @@ class Graphs:
         if len(self.captured) > self._most:
             oldest, _ = self.captured.popitem(last=False)
             del self._runs[oldest]  # when it comes back, it has to prove itself again
-        return self.prepare(run, *inputs, kind=shape[0]).run()
+        # Copies: the caller takes this for a plain run, whose outputs the next run leaves alone.
+        return tuple(value.clone() for value in self.prepare(run, *inputs, kind=shape[0]).run())
 
 
 class PassGraphs:

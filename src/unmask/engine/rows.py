@@ -1,0 +1,137 @@
+"""One request while it is decoded, and the rows that one policy decides together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from unmask.device import on_device
+from unmask.engine.canvas import Canvas
+from unmask.engine.commit import PassResult
+from unmask.engine.observe import Observer
+from unmask.engine.plan import Plan
+from unmask.engine.scheduler import Request
+from unmask.errors import UnmaskError, WorkFailed
+from unmask.models.base import ModelSpec
+from unmask.policies import most_commits, name_of, remasks
+from unmask.types import Commit, StepEvent
+
+_WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths are met
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Row:
+    """One request while it is decoded."""
+
+    number: int  # in the order of admission
+    request: Request
+    generator: torch.Generator
+    slot: int = 0  # of its call's storage
+    idle: int = 0  # passes in a row that committed no more than they took back
+    leaving: bool = False  # it was abandoned when the pass was sealed
+    done: bool = False
+
+    @property
+    def canvas(self) -> Canvas:
+        return self.request.canvas
+
+    @property
+    def plan(self) -> Plan:
+        return self.request.plan
+
+    def record(self, result: PassResult, *, eos_id: int, refreshed: bool) -> StepEvent:
+        """Note on the canvas what a pass did, and say so."""
+        canvas = self.canvas
+        step, block = canvas.passes, canvas.block
+        error = self._error(result)
+        if error is None:
+            completed = canvas.write(result.committed, result.remasked)
+            canvas.stale = result.drifted
+            if self.leaving or (completed and self.request.ended()):
+                canvas.end_here(eos_id)
+        self.done = canvas.finished or error is not None
+        commits = tuple(Commit(position=at, token_id=token) for at, token in result.committed.items())
+        return StepEvent(
+            row=self.number,
+            step=step,
+            block=block,
+            committed=commits if error is None else (),
+            remasked=result.remasked if error is None else (),
+            refreshed=refreshed,
+            finished=self.done,
+            error=error,
+        )
+
+    def _error(self, result: PassResult) -> UnmaskError | None:
+        """Why the row can come to no good."""
+        canvas, policy, committed = self.canvas, self.plan.policy, len(result.committed)
+        if result.error is not None:
+            return result.error
+        if result.broken:
+            return WorkFailed(f"the model gave no usable logits (NaN or all -inf) in forward pass {canvas.passes}")
+        if committed > most_commits(policy, canvas.open_in_block(), canvas.block_step):
+            return WorkFailed(f"the policy {name_of(policy)} commits more than it said")
+        moved = result.waiting or committed > len(result.remasked)
+        self.idle = 0 if moved else self.idle + 1
+        if self.idle > 2 * len(canvas.holes):
+            reason = "the policy takes back what it commits" if remasks(policy) else "only the mask token is proposed"
+            return WorkFailed(f"a row makes no progress: {reason}; see suppress_mask_token")
+        return None
+
+
+class Group:
+    """Rows that one policy decides together: their tokens on the device, and what the policy remembers of them."""
+
+    def __init__(self, plan: Plan, request: Request, device: torch.device) -> None:
+        self.policy, self.settings, self.detail = plan.policy, plan.decision_settings, request.detail
+        self.observer = Observer(spec=plan.spec, settings=plan.decision_settings, needs=plan.needs)
+        self.rows: list[Row] = []
+        self.newcomers: list[Row] = []  # not on the device yet
+        self.state: Any = None
+        self.length = 0  # of the longest canvas it has had, so that a policy's state keeps its shape
+        self.tokens: Int[Tensor, "b n"] = torch.empty(0, 0, dtype=torch.long, device=device)
+        self.holes: Bool[Tensor, "b n"] = self.tokens.bool()
+
+    def takes(self, request: Request) -> bool:
+        """Whether the request may join: not while the policy keeps state, since a new row would have no history."""
+        same = (self.policy, self.settings, self.detail) == (
+            request.plan.policy,
+            request.plan.decision_settings,
+            request.detail,
+        )
+        return same and self.state is None
+
+    def take_in(self, spec: ModelSpec) -> None:
+        """Put the newcomers behind the rows that are there."""
+        rows, self.newcomers = self.newcomers, []
+        if not rows:
+            return
+        device = self.tokens.device
+        self.rows += rows
+        self.length = max(row.canvas.length for row in self.rows)
+        width = -(-self.length // _WIDTHS) * _WIDTHS
+        padded = [row.canvas.tokens + [spec.eos_id] * (width - row.canvas.length) for row in rows]
+        added = on_device(torch.tensor(padded, dtype=torch.long), device)
+        wider = (0, width - self.tokens.shape[1])  # narrower, if that is below zero
+        self.tokens = torch.cat([pad(self.tokens, wider, value=spec.eos_id), added])
+        self.holes = torch.cat([pad(self.holes, wider), added == spec.mask_id])
+
+    def retire(self) -> list[Row]:
+        """Forget the rows that are done, and give them back."""
+        done = [row for row in self.rows if row.done]
+        if not done:
+            return []
+        staying = [number for number, row in enumerate(self.rows) if not row.done]
+        index = on_device(staying, self.tokens.device).long()
+        self.rows = [self.rows[number] for number in staying]
+        self.tokens, self.holes = self.tokens[index], self.holes[index]
+        if self.state is not None:
+            values = {item.name: getattr(self.state, item.name) for item in fields(self.state)}
+            kept = {name: value[index] for name, value in values.items() if isinstance(value, Tensor)}
+            self.state = replace(self.state, **kept)
+        return done
