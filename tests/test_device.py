@@ -7,11 +7,9 @@ import inspect
 import itertools
 import json
 import pkgutil
-import shutil
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +18,6 @@ import torch
 import unmask
 from unmask.device import KERNEL_NAMES, fast_module, kernels_on, on_device, wait_for, widest_float, with_kernel
 
-SOURCE = Path(unmask.__file__).parent
 REMOVABLE = ("kernels", "cuda")
 
 _numbers = itertools.count(1)
@@ -223,33 +220,18 @@ def test_numbers_of_the_host_come_to_the_device_as_they_are():
     wait_for(device)
 
 
-def run_python(script, *arguments, path=None):
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = None if path is None else {"PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 DECODES = """
 import json, sys, unmask
 llm = unmask.load("tiny", device="cpu")
 settings = unmask.Settings(max_tokens=12, block_size=6, cache="dual")
-outputs = llm.generate(["one", "two, three"], policy=unmask.policies.get("mean_field"), settings=settings)
-fast = [name for name in sys.modules if name.startswith("unmask.") and {"kernels", "cuda"} & set(name.split("."))]
-print(json.dumps({"tokens": [list(o.token_ids) for o in outputs], "fast": fast,
-                  "home": unmask.__file__}))
+llm.generate(["one", "two, three"], policy=unmask.policies.get("mean_field"), settings=settings)
+print(json.dumps([name for name in sys.modules if name.startswith("unmask.")]))
 """
 
 
 def test_a_model_without_a_gpu_imports_no_kernels():
-    found = run_python(DECODES)
-    assert found["fast"] == []
-
-
-def test_the_package_gives_the_same_tokens_without_its_folders_of_kernels(tmp_path):
-    shutil.copytree(SOURCE, tmp_path / "unmask", ignore=shutil.ignore_patterns(*REMOVABLE, "__pycache__"))
-    assert not [found for name in REMOVABLE for found in (tmp_path / "unmask").rglob(name)]
-    found = run_python(DECODES, path=tmp_path)
-    assert Path(found["home"]).parent == tmp_path / "unmask"
-    assert found["tokens"] == run_python(DECODES)["tokens"]
+    done = subprocess.run([sys.executable, "-c", DECODES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = json.loads(done.stdout.splitlines()[-1])
+    assert "unmask.models.transformer" in names
+    assert not [name for name in names if set(REMOVABLE) & set(name.split("."))]

@@ -79,7 +79,7 @@ def run(model, settings, policy="mean_field", *, prompts=PROMPTS, pool=None):
 
 def captured(model, cache=None):
     """The keys of the passes that are captured, over whole canvases and over parts of them."""
-    graphs = model.captured["passes"]
+    graphs = model.fast["passes"]
     found = [graphs.uncached] if cache is None else list(graphs.cached.values())
     return [key for one in found for kind in (one.whole, one.part) for key in kind.captured]
 
@@ -182,7 +182,7 @@ def test_a_graph_captured_while_decoding_serves_a_plain_prediction():
     with torch.no_grad():
         replayed = there.predict(tokens, at=at).logits
         assert captured(there) == known
-        there.captured.clear()
+        there.fast.clear()
         assert torch.equal(replayed, there.predict(tokens, at=at).logits)
 
 
@@ -206,7 +206,7 @@ def test_a_replayed_graph_gives_the_logits_of_the_pass_it_captured(config):
             tokens = torch.randint(0, 600, (5, 100), generator=generator, device="cuda")
             there.predict(tokens, plan=whole, cache=cache)
             replayed = there.predict(tokens, plan=part, cache=cache).logits.clone()
-            there.captured.clear()
+            there.fast.clear()
             first = there.predict(tokens, plan=part, cache=cache).logits.clone()
             assert torch.equal(replayed, first)
             for _ in range(2):  # captured for five rows padded to eight

@@ -396,14 +396,14 @@ def test_queries_and_keys_that_are_normalised_are_not_projected_jointly(make_lla
 def test_heads_whose_width_no_kernel_takes_are_left_to_plain_operations(make_llada, width):
     model = model_of(make_llada(d_model=4 * width))
     assert type(ops.layer_ops(model)) is LayerOps
-    assert not passes.serve(model)
+    assert not passes.runs(model)
 
 
 @pytest.mark.parametrize(("dtype", "taken"), [("bfloat16", True), ("float32", True), ("float64", False)])
 def test_dtypes_that_no_kernel_takes_are_left_to_plain_operations(make_llada, dtype, taken):
     model = model_of(make_llada(d_model=64)).to(getattr(torch, dtype))
     assert (type(ops.layer_ops(model)) is KernelOps) == taken
-    assert passes.serve(model) == taken
+    assert passes.runs(model) == taken
 
 
 def test_a_model_with_its_own_predict_has_no_passes_by_kernels(make_llada):
@@ -416,7 +416,7 @@ def test_a_model_with_its_own_predict_has_no_passes_by_kernels(make_llada):
     class Named(Transformer):
         """Changes nothing."""
 
-    assert passes.serve(model)
-    assert passes.serve(Named(model.shape, model.spec))
-    assert not passes.serve(Own(model.shape, model.spec))
-    assert not passes.serve(load_model("toy", device="cpu").model)
+    assert passes.runs(model)
+    assert passes.runs(Named(model.shape, model.spec))
+    assert not passes.runs(Own(model.shape, model.spec))
+    assert not passes.runs(load_model("toy", device="cpu").model)

@@ -21,7 +21,7 @@ from unmask.models.transformer import Transformer
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels.passes import Captured, Passes, announce, forget, passes_of
+from unmask.models.kernels.passes import ModelGraphs, Passes, announce, forget, passes_of
 
 CPU = torch.device("cpu")
 SLOTS = [3, 0, 2, 1]
@@ -87,7 +87,7 @@ def run(calls: list[Call], family: str, dtype: torch.dtype, announced: list[tupl
     Plain passes have filled both caches.
     """
     model = model_of(family, dtype, **options)
-    captured = Captured(Recalled)
+    captured = ModelGraphs(Recalled)
     captured.announced.update(announced)
     fast = Passes(model, captured)
     told = []
@@ -250,7 +250,7 @@ def prepared(family: str) -> tuple[list[bool], list[Tensor], list[Tensor]]:
     """Of a pass prepared four times: if its logits are fleeting, these when they came, and what plain passes give."""
     model = model_of(family, torch.float32)
     cache, plain = (KVCache.new(3, 64) for _ in range(2))
-    fast = Passes(model, Captured(Recalled))
+    fast = Passes(model, ModelGraphs(Recalled))
     for held in (cache, plain):
         model.predict(Call(rows=FULL).tokens, cache=held)
     fleeting, found, expected = [], [], []
@@ -276,19 +276,19 @@ def test_announced_shapes_outlive_the_graphs_that_are_let_go_of():
     model = model_of("llada", torch.float32)
     forget(model)
     announce(model, 3, 60)
-    captured, cache = passes_of(model).captured, KVCache.new(1, 8)
-    graphs = captured.graphs(cache), captured.graphs(None)
-    assert captured.graphs(cache) is graphs[0]
+    captured, cache = passes_of(model).graphs, KVCache.new(1, 8)
+    graphs = captured.over(cache), captured.over(None)
+    assert captured.over(cache) is graphs[0]
     forget(model)
-    assert passes_of(model).captured is captured
+    assert passes_of(model).graphs is captured
     assert captured.announced == {(3, 60)}
-    assert captured.graphs(cache) is not graphs[0]
-    assert captured.graphs(None) is not graphs[1]
+    assert captured.over(cache) is not graphs[0]
+    assert captured.over(None) is not graphs[1]
 
 
 def test_graphs_go_with_the_storage_that_they_work_on():
-    captured, cache = Captured(Recalled), KVCache.new(1, 8)
-    captured.graphs(cache)
+    captured, cache = ModelGraphs(Recalled), KVCache.new(1, 8)
+    captured.over(cache)
     assert len(captured.cached) == 1
     del cache
     assert len(captured.cached) == 0
@@ -296,8 +296,8 @@ def test_graphs_go_with_the_storage_that_they_work_on():
 
 def test_weights_that_move_and_copies_of_a_model_have_no_graphs():
     model = model_of("llada", torch.float32)
-    captured = passes_of(model).captured
-    assert passes_of(deepcopy(model)).captured is not captured
-    assert passes_of(model).captured is captured
+    captured = passes_of(model).graphs
+    assert passes_of(deepcopy(model)).graphs is not captured
+    assert passes_of(model).graphs is captured
     model.half()
-    assert passes_of(model).captured is not captured
+    assert passes_of(model).graphs is not captured

@@ -71,7 +71,7 @@ def test_the_staged_variant_adds_confident_positions_in_the_second_half():
 def test_the_direct_variant_takes_certain_positions_aside():
     confidence = [0.8, 0.999, 0.8, 0.8]
     certain = dapd_view(confidence, CHAIN, dtype=torch.bfloat16)
-    # 1 rounds to certainty in bfloat16 and bars nobody; 0 and 2 do not see each other, 3 depends on 2.
+    # 1 rounds to certainty in bfloat16 and bars no other; 0 and 2 do not see each other, 3 depends on 2.
     assert committed(policies.Dapd(variant="direct"), certain) == [0, 1, 2]
     assert committed(policies.Dapd(variant="direct"), dapd_view(confidence, CHAIN)) == [1, 3]
 

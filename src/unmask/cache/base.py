@@ -119,10 +119,6 @@ class PassPlan:
         """Positions to compute when every row is as wide as the widest."""
         return len(self.sizes) * max(self.sizes)
 
-    def needed(self, tokens: Int[Tensor, "b n"], at: Int[Tensor, "b k"] | None) -> Int[Tensor, "b _n"]:
-        """The canvases, where chosen positions are predicted no wider than a pass over whole rows has to compute."""
-        return tokens[:, : max(self.seen)] if at is not None and self.is_whole else tokens
-
     def columns_of(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
         """Which column of `positions` each of these positions is."""
         return at if self.is_whole else at - self.positions[:, :1]

@@ -43,7 +43,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self.captured: dict[str, Any] = {}  # what kernels keep of passes; void when the weights move
+        self.fast: dict[str, Any] = {}  # what models/kernels keeps for these weights; void when they move
 
     @property
     def device(self) -> torch.device:
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
         if cache is not None:
             self._make_room(cache)
         kernels = fast_module("unmask.models.kernels.passes", self.device)
-        if kernels is not None and kernels.serve(self):
+        if kernels is not None and kernels.runs(self):
             return kernels.passes_of(self).predict(tokens, plan, at, cache, block_size, states=states)
         return self.predict_plainly(tokens, plan, at, cache, block_size, states=states)
 
@@ -89,7 +89,7 @@ class Transformer(nn.Module):
         states: bool = False,
     ) -> Prediction:
         """`predict` without captured passes."""
-        tokens = plan.needed(tokens, at)
+        tokens = tokens
         if sum(plan.sizes) <= _WORTH_PACKING * plan.padded:
             return self._predict_packed(tokens, plan, at, cache, block_size, states=states)
         return self._predict_padded(tokens, plan, at, cache, block_size, states=states)
@@ -243,8 +243,8 @@ class Transformer(nn.Module):
             raise UnmaskError(f"{spec.family} {reason}, so it has no shadow predictions")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
-        self.captured = {}
+        self.fast = {}
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"captured": {}}
+        return vars(self) | {"fast": {}}

@@ -106,7 +106,7 @@ class CudaRunner(PlainRunner):
 
     def prepare(self, call: Call, plan: PassPlan, at: Int[Tensor, "b k"] | None) -> Callable[[], Prediction] | None:
         """A pass over the call's rows, ready to begin; None where the model does not prepare passes."""
-        if not passes.serve(self.model):
+        if not passes.runs(self.model):
             return None
         assert isinstance(self.model, Transformer)
         inputs = call.tokens(), plan, at, call.caches[0], call.kind.block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NotImplementedType
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from unmask.rules.kernels.selection import bits
 _KERNELS: Any = triton_decision  # a launch is no call that a type checker understands
 
 
-def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"]]:
+def apply(
+    tokens: Int[Tensor, "b n"], inputs: CommitInputs
+) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"]] | NotImplementedType:
     """For proposals that are the likeliest tokens, so that a row which commits only its first position has it."""
     if not inputs.observed.greedy:
         return NotImplemented

@@ -10,14 +10,14 @@ from unmask.models.layers import Attention, LayerOps, RMSNorm, Store
 from unmask.models.transformer import Transformer
 
 
-def serve(model: Transformer) -> bool:
+def fits(model: Transformer) -> bool:
     """Whether kernels take the model's dtype and the width of its heads."""
     width = model.shape.head_width
     return width >= 16 and width.bit_count() == 1 and fused.takes(model.embedding.weight)
 
 
 def layer_ops(model: Transformer) -> LayerOps:
-    return KernelOps() if serve(model) else LayerOps()
+    return KernelOps() if fits(model) else LayerOps()
 
 
 def few_rows_ops(model: Transformer, positions: int) -> LayerOps:

@@ -40,7 +40,7 @@ _LENGTHS = 256
 _KEPT_LOGITS = 1024
 
 
-class Captured:
+class ModelGraphs:
     """The graphs of one model's passes; those of a cache work on its storage."""
 
     def __init__(self, record: Record = CudaGraph) -> None:
@@ -54,33 +54,33 @@ class Captured:
         self.uncached = PassGraphs(self._record)
         self.cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
 
-    def graphs(self, cache: KVCache | None) -> PassGraphs:
+    def over(self, cache: KVCache | None) -> PassGraphs:
         """Of passes over this cache, or without one."""
         return self.uncached if cache is None else self.cached.setdefault(cache.storage, PassGraphs(self._record))
 
 
-def serve(model: MaskedLM) -> bool:
+def runs(model: MaskedLM) -> bool:
     """Whether these passes are what the model's own `predict` gives: a class that overrides it is left alone."""
-    if not isinstance(model, Transformer) or not ops.serve(model):
+    if not isinstance(model, Transformer) or not ops.fits(model):
         return False
     return next(kind for kind in type(model).__mro__ if "predict" in vars(kind)) is Transformer
 
 
 def passes_of(model: Transformer) -> Passes:
-    return Passes(model, model.captured.setdefault("passes", Captured()))
+    return Passes(model, model.fast.setdefault("passes", ModelGraphs()))
 
 
 def announce(model: MaskedLM, rows: int, length: int) -> None:
     """Announce a frequent shape, so that passes over so many whole canvases of that length are planned for."""
-    if serve(model):
+    if runs(model):
         assert isinstance(model, Transformer)
-        passes_of(model).captured.announced.add((rows, length))
+        passes_of(model).graphs.announced.add((rows, length))
 
 
 def forget(model: MaskedLM) -> None:
     """Let go of captured passes; what was announced stays so."""
-    if isinstance(model, Transformer) and "passes" in model.captured:
-        passes_of(model).captured.forget()
+    if isinstance(model, Transformer) and "passes" in model.fast:
+        passes_of(model).graphs.forget()
 
 
 def rounded(positions: int) -> int:
@@ -90,8 +90,8 @@ def rounded(positions: int) -> int:
 class Passes:
     """How a model runs its passes."""
 
-    def __init__(self, model: Transformer, captured: Captured) -> None:
-        self.model, self.captured = model, captured
+    def __init__(self, model: Transformer, graphs: ModelGraphs) -> None:
+        self.model, self.graphs = model, graphs
 
     def predict(
         self,
@@ -127,7 +127,7 @@ class Passes:
             # Positions of one row see different keys there, which only plain attention with a mask does.
             return partial(self.model.predict_plainly, tokens, plan, at, cache, block_size, states=states)
         if plan.is_whole:
-            ready = partial(self._whole, plan.needed(tokens, at), plan, at, cache, states)
+            ready = partial(self._whole, tokens, plan, at, cache, states)
         else:
             assert cache is not None
             packed = at is not None and self._is_worth_packing(plan)
@@ -135,7 +135,7 @@ class Passes:
             ready = partial(self._packed_part, *given, states) if packed else self._part(*given)
 
         def predict() -> Prediction:
-            with self.captured.lock:
+            with self.graphs.lock:
                 return ready()
 
         return predict
@@ -245,7 +245,7 @@ class Passes:
             return (states, head(states, positions, at[0] if at else None)) if within else (states,)
 
         inputs = [tokens, positions, cache.index, plan.visible, *([at] if within and at is not None else [])]
-        ready = self.captured.graphs(cache).part.prepare(part, *inputs, kind=within)
+        ready = self.graphs.over(cache).part.prepare(part, *inputs, kind=within)
 
         def replayed() -> Prediction:
             states, *logits = ready.run()
@@ -266,7 +266,7 @@ class Passes:
     ) -> tuple[Tensor, ...]:
         """What a pass over so many positions gives, by a graph if there are not more than `most`."""
         if positions <= most:
-            return self.captured.graphs(cache).whole(run, *inputs, kind=kind)
+            return self.graphs.over(cache).whole(run, *inputs, kind=kind)
         return run(*inputs)
 
     def _is_worth_packing(self, plan: PassPlan) -> bool:
@@ -278,7 +278,7 @@ class Passes:
         In half precision they are the fastest there are, but a library takes a tenth of a second to plan for a new
         shape. That pays where it comes often; packed rows need no plan, and share what is captured.
         """
-        return self.model.dtype.itemsize != 2 or (rows, length) in self.captured.announced
+        return self.model.dtype.itemsize != 2 or (rows, length) in self.graphs.announced
 
 
 def _within_one_block(plan: PassPlan, block_size: int) -> bool:
