@@ -104,12 +104,12 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
 
 def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
     """Key -> what the table at the end will call the cell."""
+    from unmask.report.labels import labels
     from unmask.report.measured import Measured
-    from unmask.report.results import labels
 
     nothing: dict[str, Any] = {"about": {}, "ids": (), "complete": False, "columns": {}, "scores": {}}
     asked = [Measured(run="", cell=cell, **nothing) for cell in cells]
-    return {each.cell.key: label for each, label in zip(asked, labels(asked), strict=True)}
+    return {each.cell.key: label for each, label in labels(asked).items()}
 
 
 def is_terminal(stream: Any) -> bool:
@@ -175,13 +175,13 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
 
 def show_cells(cells: list[Measured]) -> None:
     """Accuracy of each cell with its 95 % interval, and passes; `unmask report` has the rest."""
-    from unmask.report.results import labels
+    from unmask.report.labels import labels
 
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "task", "policy", "block", "items", "accuracy %", "passes"):
         left = heading in ("model", "task", "policy")
         table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "policy", overflow="fold")
-    for cell, label in zip(cells, labels(cells), strict=True):
+    for cell, label in labels(cells).items():
         accuracy, passes = cell.accuracy(), cell.passes()
         rate = "" if accuracy is None else f"{accuracy.value:.1f}"
         if accuracy is not None and accuracy.interval is not None:
@@ -223,13 +223,15 @@ def show_tables(tables: list[Described]) -> None:
 
 
 def _drawn(described: Described, columns: list[Column]) -> Table:
+    from unmask.report.table import Entry
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(Text(column.title), justify="left" if column.words else "right", no_wrap=not column.words)
     for number, row in enumerate(described.rows):
         if number in described.sections:
             table.add_section()
-        table.add_row(*(_entry(described.entry(row, column)) for column in columns))
+        table.add_row(*(_entry(row.get(column.key, Entry())) for column in columns))
     return table
 
 
