@@ -26,7 +26,7 @@ def test_passes_that_fall_with_the_threshold(tmp_path):
         write_all(tmp_path, {"x": passes}, x={"threshold": threshold})
     found = check(tmp_path, FALLS)
     assert (found.verdict, found.against) == (HOLDS, "")
-    assert list(found.differences) == ["τ 0.7 → 0.8", "τ 0.8 → 0.95"]
+    assert list(found.differences) == ["τ = 0.7 → τ = 0.8", "τ = 0.8 → τ = 0.95"]
     assert found.values.startswith("τ = 0.7: 10.00 [9.7")
     assert "τ = 0.8: 12.00 [11.7" in found.values
 
@@ -35,7 +35,7 @@ def test_equal_passes_do_not_fall(tmp_path):
     for threshold in (0.7, 0.8):
         write_all(tmp_path, {"x": 10}, x={"threshold": threshold})
     found = check(tmp_path, FALLS)
-    assert (found.verdict, found.against) == (FAILS, "τ 0.7 → 0.8: 0.00")
+    assert (found.verdict, found.against) == (FAILS, "τ = 0.7 → τ = 0.8: 0.00")
 
 
 def test_a_difference_within_chance_is_undecided_and_is_shown(tmp_path):
@@ -43,11 +43,11 @@ def test_a_difference_within_chance_is_undecided_and_is_shown(tmp_path):
     write(tmp_path, cell_of(threshold=0.9), passes=[14, 11] + [14, 10] * 19, right=0.9)
     found = check(tmp_path, FALLS)
     assert found.verdict == found.to_dict()["verdict"] == OPEN
-    assert found.differences["τ 0.8 → 0.9"].value == pytest.approx(1 / 40)
+    assert found.differences["τ = 0.8 → τ = 0.9"].value == pytest.approx(1 / 40)
     (row,) = claims_tables([found])[0].rows
     assert row["place"].text == "tiny, sudoku, block 32"
     assert row["verdict"].text == OPEN
-    assert row["against"].text.startswith("τ 0.8 → 0.9: 0.03 [−")
+    assert row["against"].text.startswith("τ = 0.8 → τ = 0.9: 0.03 [−")
 
 
 def test_a_difference_the_other_way_is_undecided_too_while_within_chance(tmp_path):
@@ -55,14 +55,14 @@ def test_a_difference_the_other_way_is_undecided_too_while_within_chance(tmp_pat
     write(tmp_path, cell_of(threshold=0.9), passes=[10, 14] * 20, right=0.9)
     found = check(tmp_path, FALLS)
     assert found.verdict == OPEN
-    assert found.against.startswith("τ 0.8 → 0.9: −0.03 [")
+    assert found.against.startswith("τ = 0.8 → τ = 0.9: −0.03 [")
 
 
 def test_one_item_decides_nothing(tmp_path):
     for threshold, passes in ((0.8, 10), (0.9, 20)):
         write(tmp_path, cell_of(threshold=threshold, items=1), passes=[passes], right=[True])
     found = check(tmp_path, FALLS)
-    assert (found.verdict, found.against) == (OPEN, "τ 0.8 → 0.9: 10.00")
+    assert (found.verdict, found.against) == (OPEN, "τ = 0.8 → τ = 0.9: 10.00")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_larger_blocks(tmp_path):
         write_all(tmp_path, {"x": passes}, x={"block_size": size})
     found = check(tmp_path, BLOCKS)
     assert found.verdict == FAILS
-    assert found.against.startswith("block 16 → 32: −1.00")
+    assert found.against.startswith("block 32 → block 16: −1.00")
 
 
 def test_a_block_beyond_the_answer_is_no_larger_block(tmp_path):
@@ -118,7 +118,7 @@ def test_a_block_beyond_the_answer_is_no_larger_block(tmp_path):
         write_all(tmp_path, {"x": 20 if size == 64 else 12}, x={"block_size": size})
     found = check(tmp_path, BLOCKS)
     assert found.verdict == HOLDS
-    assert list(found.differences) == ["block 64 → 128"]
+    assert list(found.differences) == ["block 128 → block 64"]
 
 
 def test_the_table_has_a_row_for_each_place_with_what_speaks_against_the_claim(tmp_path):
@@ -130,7 +130,7 @@ def test_the_table_has_a_row_for_each_place_with_what_speaks_against_the_claim(t
     sudoku, countdown = rows["tiny, sudoku, block 32"], rows["tiny, countdown-3, block 32"]
     assert (sudoku["verdict"].text, sudoku["against"].text) == (HOLDS, "")
     assert countdown["verdict"].text == FAILS
-    assert countdown["against"].text.startswith("τ 0.8 → 0.9: −1.00")
+    assert countdown["against"].text.startswith("τ = 0.8 → τ = 0.9: −1.00")
 
 
 def test_what_was_not_run_is_not_measured(tmp_path):

@@ -218,7 +218,7 @@ def test_pictures_are_drawn_labelled_and_the_same_every_time(study, tmp_path):
 
 def test_the_figure_of_curves_has_axes_a_legend_and_every_policy(study):
     cells = next(run.cells for run in read_runs([study]) if run.table == "curves")
-    figure = plots.curves_figure(cells)
+    figure = plots.figure("curves", cells)
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"mean_field", "threshold", "entropy"}
     for panel in figure.axes:
         assert panel.get_ylabel() == "accuracy (%)"
@@ -242,7 +242,7 @@ def cells_at(run):
 def test_main_has_a_picture_with_every_row_and_ticks_enough(tmp_path):
     for policy, passes in (("mean_field", 10.5), ("threshold", 12.5), ("mine", 14.5), ("yours", 17.5)):
         write(tmp_path / "run", cell_of(policy), passes=passes, right=0.9)
-    figure = plots.main_figure(cells_at(tmp_path / "run"))
+    figure = plots.figure("main", cells_at(tmp_path / "run"))
     (panel,) = figure.axes
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"mean_field", "threshold", "mine", "yours"}
     points = [

@@ -1,6 +1,6 @@
 """The paper's claims that do not depend on hardware, held against the runs at hand: passes (NFE) and their order.
 
-A claim holds where every one of its comparisons comes out as claimed, beyond chance: the measured means, unrounded,
+A claim holds where every one of its differences comes out as claimed, beyond chance: the measured means, unrounded,
 differ that way and the paired 95 % interval of the difference leaves out zero. It does not hold where one comes out
 the other way beyond chance, or where all items are equal. Between the two it is undecided.
 """
@@ -8,19 +8,17 @@ the other way beyond chance, or where all items are equal. Between the two it is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, pairwise
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from unmask.evals.statistics import Estimate
-from unmask.report import compare as c
-from unmask.report.compare import ablations, groups, is_one_token_a_pass, questions, sweep_of, unique
+from unmask.report import compare
 from unmask.report.measured import Measured, common_items, estimate_of, value_of
 from unmask.report.table import Column, Table, estimate, words
 
 Cells = Sequence[Measured]
-Look = Callable[[Cells], list["Check"]]
-Compare = Callable[[Measured, Measured, float | int], dict[str, Estimate | None]]
+Chain = dict[str, Measured]  # named cells, the one with the fewest passes first, as the claim has it
 
 HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "undecided", "not measured"
 SLOWLY = 10  # percent, "rises slowly": by less than that for two more updates; the paper's own rises are below 3 %
@@ -30,15 +28,23 @@ NOTE = (
 )
 
 
+class Claim(NamedTuple):
+    """Where to look, and by how much neighbours in a chain must differ."""
+
+    chains: Callable[[Cells], list[Chain]]
+    factor: int = 1  # by more than this factor
+    slowly: bool = False  # and by less than `SLOWLY`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """A claim, where it was looked for, and what was found: differences that the claim wants to be positive."""
 
-    claim: str = ""
+    claim: str
     place: str = ""
     values: str = ""
     differences: dict[str, Estimate] = field(default_factory=dict)
-    exact: bool | None = None  # a claim of equality, which has no interval
+    exact: bool | None = None  # of a claim of equality, which has no interval
 
     @property
     def verdict(self) -> str:
@@ -61,13 +67,14 @@ class Check:
 
 def checks(cells: Cells) -> list[Check]:
     """Every claim at every place where the runs can speak to it; once as not measured where none can."""
-    pool = [cell for cell in unique(cells) if cell.complete and cell.passes() is not None]
+    done = [cell for cell in compare.unique(cells) if cell.complete and cell.passes() is not None]
+    places = compare.groups(done, compare.questions)
     found = []
-    for claim, look in CLAIMS.items():
-        here = [check for same in groups(pool, questions) for check in look(same)]
+    for text, claim in CLAIMS.items():
+        here = [check for same in places for chain in claim.chains(same) if (check := _check(text, claim, chain))]
         # The same cells with other items, as where speed was measured on a few, may say the very same.
-        once = {(check.place, check.values): replace(check, claim=claim) for check in here}
-        found += list(once.values()) or [Check(claim=claim)]
+        once = {(check.place, check.values): check for check in here}
+        found += list(once.values()) or [Check(claim=text)]
     return found
 
 
@@ -85,80 +92,65 @@ def claims_tables(found: Sequence[Check]) -> list[Table]:
     return [table] if known else []
 
 
-def _difference(more: Measured, fewer: Measured, percent: tuple[int, int] = (100, 100)) -> Estimate | None:
-    """Passes per item of the first less those of the second, each times its percentage, on the items of both."""
-    first, second = percent
+def _check(text: str, claim: Claim, chain: Chain) -> Check | None:
+    """What the cells of a chain say; None where two of them share no item."""
+    found: dict[str, Estimate | None] = {}
+    for (a, fewer), (b, more) in pairwise(chain.items()):
+        found[f"{'twice ' * (claim.factor - 1)}{a} → {b}"] = _difference(more, fewer, 100, 100 * claim.factor)
+        if claim.slowly:
+            updates = int(value_of(more, "iterations") - value_of(fewer, "iterations"))
+            found[f"{a} → {b}, slowly"] = _difference(fewer, more, 100 + SLOWLY * updates // 2, 100)
+    differences = {what: one for what, one in found.items() if one is not None}
+    first, *others = chain.values()
+    place = [first.model, first.cell.task]
+    settings = [cell.cell.settings | cell.cell.policy for cell in chain.values() if cell.policy == "mean_field"]
+    for name, sign in (("threshold", "τ ="), ("block_size", "block")):
+        shared = {setting.get(name) for setting in settings}
+        place += [f"{sign} {value}" for value in shared if len(shared) == 1 and value is not None]
+    values = ", ".join(f"{name}: {estimate(cell.passes(), 2)}" for name, cell in chain.items())
+    exact = None if others else bool((first.columns["passes"] == first.cell.settings["max_tokens"]).all())
+    check = Check(claim=text, place=", ".join(place), values=values, differences=differences, exact=exact)
+    return check if len(differences) == len(found) else None
+
+
+def _difference(more: Measured, fewer: Measured, first: int, second: int) -> Estimate | None:
+    """Passes per item of one cell less those of another, each times its percentage, on the items of both."""
     # Whole numbers, so that a claim which fails by nothing at all is not saved by rounding.
     found = estimate_of(lambda a, b: (first * a["passes"] - second * b["passes"]) / (100 * a["items"]), more, fewer)
     # One item cannot tell how items differ.
     return found if found is None or len(common_items([more, fewer])[0]) > 1 else Estimate(value=found.value)
 
 
-def _check(cells: dict[str, Measured], found: dict[str, Estimate | None], exact: bool | None = None) -> list[Check]:
-    """What was found in these cells; nothing where a comparison cannot be made."""
-    known = {what: difference for what, difference in found.items() if difference is not None}
-    if len(known) < len(found) or (exact is None and not known):
-        return []
-    first, *_ = cells.values()
-    place = [first.model, first.cell.task]
-    fields = [cell.cell.settings | cell.cell.policy for cell in cells.values() if cell.policy == "mean_field"]
-    for name, sign in (("threshold", "τ ="), ("block_size", "block")):
-        # The setting, as far as all cells share it.
-        shared = {field.get(name) for field in fields}
-        place += [f"{sign} {value}" for value in shared if len(shared) == 1 and value is not None]
-    values = ", ".join(f"{name}: {estimate(cell.passes(), 2)}" for name, cell in cells.items())
-    return [Check(place=", ".join(place), values=values, differences=known, exact=exact)]
+def _sweep(knob: str, sign: str, step: int = 1) -> Callable[[Cells], list[Chain]]:
+    """Mean-field as one knob is turned: up, or down for a negative step; of its updates, only even numbers."""
+
+    def chains(same: Cells) -> list[Chain]:
+        values = {value_of(cell, knob): cell for cell in compare.sweep_of(same, knob)}
+        chosen = [(value, cell) for value, cell in values.items() if knob != "iterations" or value % 2 == 0]
+        return [{f"{sign} {value}": cell for value, cell in chosen[::step]}] if len(chosen) > 1 else []
+
+    return chains
 
 
-def _along(knob: str, sign: str, compare: Compare) -> Look:
-    """A claim about neighbours in a sweep of mean-field; of its updates, only even numbers."""
-
-    def look(same: Cells) -> list[Check]:
-        sweep = {value_of(cell, knob): cell for cell in sweep_of(same, knob)}
-        values = [value for value in sweep if knob != "iterations" or value % 2 == 0]
-        found = {}
-        for a, b in pairwise(values):
-            step = f"{sign.removesuffix(' =')} {a} → {b}"
-            found |= {f"{step}{what}": one for what, one in compare(sweep[a], sweep[b], b - a).items()}
-        return _check({f"{sign} {value}": sweep[value] for value in values}, found)
-
-    return look
+def _variants(*names: str) -> Callable[[Cells], list[Chain]]:
+    """These variants of an ablation, wherever they are all there."""
+    return lambda same: [{n: v[n] for n in names} for v in compare.ablations(same) if v.keys() >= set(names)]
 
 
-def _order(fewer: str, more: str, times: int = 1) -> Look:
-    """A claim about two variants of an ablation."""
-
-    def look(same: Cells) -> list[Check]:
-        pairs = [(variants[fewer], variants[more]) for variants in ablations(same) if {fewer, more} <= variants.keys()]
-        what = f"{more} over {'twice ' * (times - 1)}{fewer}"
-        found = [_check({fewer: a, more: b}, {what: _difference(b, a, (100, 100 * times))}) for a, b in pairs]
-        return list(chain.from_iterable(found))
-
-    return look
+def _plain_entropy(same: Cells) -> list[Chain]:
+    slow = [cell for cell in same if cell.policy == "entropy" and compare.is_one_token_a_pass(cell)]
+    stopped = [cell for cell in slow if not cell.cell.settings.get("early_stop")]
+    return [{f"G = {cell.cell.settings['max_tokens']}, entropy": cell} for cell in stopped]
 
 
-def _rises_slowly(few: Measured, many: Measured, updates: float | int) -> dict[str, Estimate | None]:
-    limit = 100 + SLOWLY * int(updates) // 2
-    return {" rises": _difference(many, few), " slowly": _difference(few, many, (limit, 100))}
-
-
-def _a_pass_a_token(same: Cells) -> list[Check]:
-    found = []
-    for cell in same:
-        if cell.policy == "entropy" and is_one_token_a_pass(cell) and not cell.cell.settings.get("early_stop"):
-            length = cell.cell.settings["max_tokens"]
-            found += _check({f"G = {length}, entropy": cell}, {}, exact=bool((cell.columns["passes"] == length).all()))
-    return found
-
-
-CLAIMS: dict[str, Look] = {
-    "NFE falls as τ falls": _along("threshold", "τ =", lambda low, high, _: {"": _difference(high, low)}),
-    "NFE rises with even R, slowly (less than 10 % for R + 2)": _along("iterations", "R =", _rises_slowly),
-    "NFE(R = 1) is more than twice NFE(R = 2)": _order(c.FULL, c.ONE_SHOT, times=2),
-    "NFE(no interaction) < NFE(uniform)": _order(c.NONE, c.UNIFORM),
-    "NFE(uniform) < NFE(mean-field)": _order(c.UNIFORM, c.FULL),
-    "NFE(mean-field) < NFE(R = 1)": _order(c.FULL, c.ONE_SHOT),
-    "NFE(R = 1) < NFE(one token a pass)": _order(c.ONE_SHOT, c.BASELINE),
-    "NFE(entropy) = G, the number of tokens": _a_pass_a_token,
-    "Larger blocks give fewer NFE": _along("block_size", "block", lambda few, many, _: {"": _difference(few, many)}),
+CLAIMS = {
+    "NFE falls as τ falls": Claim(_sweep("threshold", "τ =")),
+    "NFE rises with even R, slowly (less than 10 % for R + 2)": Claim(_sweep("iterations", "R ="), slowly=True),
+    "NFE(R = 1) is more than twice NFE(R = 2)": Claim(_variants(compare.FULL, compare.ONE_SHOT), factor=2),
+    "NFE(no interaction) < NFE(uniform)": Claim(_variants(compare.NONE, compare.UNIFORM)),
+    "NFE(uniform) < NFE(mean-field)": Claim(_variants(compare.UNIFORM, compare.FULL)),
+    "NFE(mean-field) < NFE(R = 1)": Claim(_variants(compare.FULL, compare.ONE_SHOT)),
+    "NFE(R = 1) < NFE(one token a pass)": Claim(_variants(compare.ONE_SHOT, compare.BASELINE)),
+    "NFE(entropy) = G, the number of tokens": Claim(_plain_entropy),
+    "Larger blocks give fewer NFE": Claim(_sweep("block_size", "block", step=-1)),
 }

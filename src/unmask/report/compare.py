@@ -10,7 +10,7 @@ import numpy as np
 
 from unmask.evals import statistics
 from unmask.evals.statistics import Estimate, Paired
-from unmask.report.measured import Measured, common_items, estimate_of, of_time, value_of
+from unmask.report.measured import Measured, Sums, common_items, estimate_of, value_of
 
 Thing = TypeVar("Thing")
 
@@ -46,11 +46,6 @@ def unique(cells: Sequence[Measured], *left_out: str) -> list[Measured]:
     """Each cell once, in its most finished form: studies share cells, and several runs may hold them."""
     same = groups(cells, lambda cell: identity(cell, *left_out))
     return [max(copies, key=lambda cell: (cell.complete, cell.done)) for copies in same]
-
-
-def merged(cells: Sequence[Measured]) -> list[Measured]:
-    """Each question once, whichever device answered it: neither answers nor passes are meant to depend on that."""
-    return unique(cells, "device", "dtype", "batch_size")
 
 
 def without_copies(cells: Sequence[Measured]) -> list[Measured]:
@@ -123,8 +118,11 @@ def speedup(cell: Measured, baseline: Measured | None, count: str = "reference")
         return None
     if cell is baseline or not (cell.timed and baseline.timed):
         return Estimate(value=1.0) if cell is baseline and cell.tokens_per_second(count) else None
-    found = estimate_of(lambda a, b: (a[count] / a["seconds"]) / (b[count] / b["seconds"]), cell, baseline)
-    return of_time(found, cell)
+
+    def ratio(a: Sums, b: Sums) -> Any:
+        return (a[count] / a["seconds"]) / (b[count] / b["seconds"])
+
+    return estimate_of(ratio, cell, baseline, of_time=True)
 
 
 def fewer_passes(cell: Measured, baseline: Measured | None) -> Estimate | None:

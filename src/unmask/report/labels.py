@@ -27,12 +27,8 @@ def changes(cell: Measured, *known: str) -> dict[str, Any]:
     return {key: value for key, value in own.items() if key not in usual or dumps(usual[key]) != dumps(value)}
 
 
-def named(cell: Measured) -> str:
-    """The policy with its changes, e.g. 'mean_field (threshold=0.5)'."""
-    return with_parameters(cell.policy, changes(cell))
-
-
 def with_parameters(name: str, shown: dict[str, Any]) -> str:
+    """A name with what is to be said of it, e.g. 'mean_field (threshold=0.5)'."""
     return f"{name} ({', '.join(f'{key}={value}' for key, value in shown.items())})" if shown else name
 
 

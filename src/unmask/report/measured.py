@@ -83,15 +83,16 @@ class Measured:
         return self._ratio("passes", "items")
 
     def tokens_per_second(self, count: str = "reference") -> Estimate | None:
-        return of_time(self._ratio(count, "seconds"), self) if self.timed else None
+        return self._ratio(count, "seconds") if self.timed else None
 
     def tokens_per_pass(self, count: str = "reference") -> Estimate | None:
         return self._ratio(count, "passes")
 
     def _ratio(self, numerator: str, denominator: str) -> Estimate | None:
         """A ratio of sums; None where nothing was counted, as in a choice between given answers."""
-        counted = self.columns[numerator].any()
-        return estimate_of(lambda sums: sums[numerator] / sums[denominator], self) if counted else None
+        if not self.columns[numerator].any():
+            return None
+        return estimate_of(lambda sums: sums[numerator] / sums[denominator], self, of_time=denominator == "seconds")
 
     def to_dict(self) -> dict[str, Any]:
         """Every number of the cell, as plain data."""
@@ -144,11 +145,15 @@ def common_sums(cells: Sequence[Measured]) -> list[Sums]:
     return [_sums(cell, at) for cell, at in zip(cells, places, strict=True) if len(at)]
 
 
-def estimate_of(statistic: Callable[..., Any], *cells: Measured) -> Estimate | None:
-    """A statistic of the cells' sums over the items that all of them have finished, with its paired interval."""
+def estimate_of(statistic: Callable[..., Any], *cells: Measured, of_time: bool = False) -> Estimate | None:
+    """A statistic of the cells' sums over the items that all of them have finished, with its paired interval.
+
+    A statistic `of_time` has no interval at batch sizes above 1: items of a batch share its time.
+    """
     sums = common_sums(cells)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return statistics.estimate(statistic(*sums)) if sums else None
+        found = statistics.estimate(statistic(*sums)) if sums else None
+    return Estimate(value=found.value) if found and of_time and not cells[0].own_time else found
 
 
 def value_of(cell: Measured, knob: str) -> float | int:
@@ -156,10 +161,6 @@ def value_of(cell: Measured, knob: str) -> float | int:
     if knob == "block_size":
         return min(cell.cell.settings["block_size"], cell.cell.settings["max_tokens"])
     return cell.cell.policy[knob] if knob in cell.cell.policy else cell.cell.settings[knob]
-
-
-def of_time(found: Estimate | None, cell: Measured) -> Estimate | None:
-    return found if found is None or cell.own_time else Estimate(value=found.value)
 
 
 def _sums(cell: Measured, at: Any) -> Sums:

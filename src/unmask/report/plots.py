@@ -15,7 +15,7 @@ from unmask.evals.statistics import Estimate
 from unmask.report.compare import baseline_of, groups, questions, sweep_of, sweeps
 from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, value_of
-from unmask.report.studies import STUDIES, curves, distinct
+from unmask.report.studies import STUDIES, curves, file_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,8 @@ Look = tuple[str, Any, str]  # colour, marker, line
 Lines = list[tuple[str, Sequence[Measured]]]  # the label and the cells of each line
 
 FILES = ("png", "svg")
+FIGURES = dict.fromkeys(("main", "curves"), "accuracy against forward passes")  # kind of study -> title
+FIGURES |= {"blocks": "block size", "sensitivity": "sensitivity of mean-field"}
 NFE, ACCURACY = "forward passes per item (NFE)", "accuracy (%)"
 KNOBS = {"threshold": "threshold τ", "iterations": "updates R", "block_size": "block size (tokens), log scale"}
 CLOSE, FAST = 12, 2.2  # the close-up: points of accuracy below the best, and passes over the fewest
@@ -60,59 +62,42 @@ def draw(kind: str, cells: Sequence[Measured], folder: Path, formats: Sequence[s
     import matplotlib
 
     written: list[Path] = []
-    make, about = FIGURES[kind]
     for same in groups(STUDIES[kind].choose(cells), questions):
         done = [cell for cell in same if cell.complete]
         with matplotlib.rc_context(LOOK):
-            if (figure := make(done)) is None:
+            if (found := figure(kind, done)) is None:
                 continue
-            title = f"{done[0].model}, {done[0].cell.task}: {about} ({done[0].done:,} items, 95 % intervals)"
-            figure.suptitle(title, x=0.01, ha="left", fontsize="large")
-            name = distinct(f"{kind}-{done[0].model}-{done[0].cell.task}", [path.stem for path in written])
+            title = f"{done[0].model}, {done[0].cell.task}: {FIGURES[kind]} ({done[0].done:,} items, 95 % intervals)"
+            found.suptitle(title, x=0.01, ha="left", fontsize="large")
+            name = file_name(f"{kind}-{done[0].model}-{done[0].cell.task}", [path.stem for path in written])
             folder.mkdir(parents=True, exist_ok=True)
             for form in formats:
                 written.append(folder / f"{name}.{form}")
                 # Neither a date nor the software's version: the file depends on the numbers alone.
                 nameless = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-                figure.savefig(written[-1], format=form, metadata=nameless)
+                found.savefig(written[-1], format=form, metadata=nameless)
     return written
 
 
-def main_figure(cells: Sequence[Measured]) -> Figure | None:
-    """Accuracy over passes, a point a row."""
-    return _over_passes([(label, [cell]) for cell, label in labels(cells).items() if cell.passes()], close_up=False)
-
-
-def curves_figure(cells: Sequence[Measured]) -> Figure | None:
-    """Accuracy over passes, a line a policy: all points on the left, the fastest of the best on the right."""
-    return _over_passes([(curve.name, curve.cells) for curve in curves(cells)], close_up=True)
-
-
-def blocks_figure(cells: Sequence[Measured]) -> Figure | None:
-    """Accuracy and passes over block size, a line a policy."""
-    turned = sweeps(cells, "block_size")
-    names = labels([sweep[0] for sweep in turned])
-    return _over_knobs({"block_size": [(names[sweep[0]], sweep) for sweep in turned]} if turned else {}, ())
-
-
-def sensitivity_figure(cells: Sequence[Measured]) -> Figure | None:
-    """Accuracy and passes of mean-field: over its threshold above, over its number of updates below."""
-    turned = {knob: sweep_of(cells, knob) for knob in ("threshold", "iterations")}
-    return _over_knobs({knob: [("mean_field", sweep)] for knob, sweep in turned.items() if sweep}, cells)
-
-
-FIGURES: dict[str, tuple[Callable[[Sequence[Measured]], Figure | None], str]] = {
-    "main": (main_figure, "accuracy against forward passes"),
-    "curves": (curves_figure, "accuracy against forward passes"),
-    "blocks": (blocks_figure, "block size"),
-    "sensitivity": (sensitivity_figure, "sensitivity of mean-field"),
-}
+def figure(kind: str, cells: Sequence[Measured]) -> Figure | None:
+    """The figure of the finished cells of one task, a line a policy; None where there is nothing to draw."""
+    if kind == "main":
+        return _over_passes([(label, [cell]) for cell, label in labels(cells).items() if cell.passes()], close_up=False)
+    if kind == "curves":
+        return _over_passes([(curve.name, curve.cells) for curve in curves(cells)], close_up=True)
+    if kind == "blocks":
+        turned = sweeps(cells, "block_size")
+        names = labels([sweep[0] for sweep in turned])
+        return _over_knobs({"block_size": [(names[sweep[0]], sweep) for sweep in turned]} if turned else {}, ())
+    sweep = {knob: sweep_of(cells, knob) for knob in ("threshold", "iterations")}
+    return _over_knobs({knob: [("mean_field", found)] for knob, found in sweep.items() if found}, cells)
 
 
 def _over_passes(lines: Lines, *, close_up: bool) -> Figure | None:
+    """Accuracy over passes; with a close-up, all points on the left and the fastest of the best on the right."""
     if not lines:
         return None
-    figure, (whole, *near) = _panels(1, 1 + close_up, *((4.4, 4.4) if close_up else (3.6, 5.6)))
+    found, (whole, *near) = _panels(1, 1 + close_up, *((4.4, 4.4) if close_up else (3.6, 5.6)))
     points = [(float(c.columns["passes"].mean()), _accuracy(c)) for _, cells in lines for c in cells]
     low, high = min(passes for passes, _ in points) / 1.2, max(passes for passes, _ in points) * 1.2
     drawn = _lines(whole, lines, Measured.passes, Measured.accuracy)
@@ -129,7 +114,7 @@ def _over_passes(lines: Lines, *, close_up: bool) -> Figure | None:
         panel.set(xlabel=NFE, ylabel=ACCURACY)
         whole.set_title("all settings", loc="left")
         panel.set_title(f"the fastest within {CLOSE} points of the best", loc="left")
-    return _with_legend(figure, drawn)
+    return _with_legend(found, drawn)
 
 
 def _over_knobs(turned: dict[str, Lines], pool: Sequence[Measured]) -> Figure | None:
@@ -137,7 +122,7 @@ def _over_knobs(turned: dict[str, Lines], pool: Sequence[Measured]) -> Figure | 
     if not turned:
         return None
     # All knobs on one scale: what hardly matters must look like it.
-    figure, panels = _panels(len(turned), 2, 3.2, 4.4, sharey="col")
+    found, panels = _panels(len(turned), 2, 3.2, 4.4, sharey="col")
     drawn: dict[str, Any] = {}
     for left, right, (knob, lines) in zip(panels[::2], panels[1::2], turned.items(), strict=True):
         # A little beside each other, so that equal values do not hide one another.
@@ -153,14 +138,14 @@ def _over_knobs(turned: dict[str, Lines], pool: Sequence[Measured]) -> Figure | 
         if baseline := baseline_of(first, pool):
             line = left.axhline(_accuracy(baseline), color="#666666", linestyle=":", linewidth=1.4, zorder=1)
             drawn[f"{baseline.policy},\none token a pass"] = line
-    return _with_legend(figure, drawn)
+    return _with_legend(found, drawn)
 
 
 def _panels(rows: int, columns: int, height: float, width: float, **shared: Any) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns + 1.4, height * rows + 0.3), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    found = Figure(figsize=(width * columns + 1.4, height * rows + 0.3), layout="constrained")
+    return found, list(found.subplots(rows, columns, squeeze=False, **shared).flat)
 
 
 def _lines(panel: Axes, lines: Lines, x: Callable[[Measured], Any], y: Callable[[Measured], Any]) -> dict[str, Any]:
@@ -200,9 +185,9 @@ def _accuracy(cell: Measured) -> float:
     return float(100 * cell.columns["correct"].mean())
 
 
-def _with_legend(figure: Figure, drawn: dict[str, Any]) -> Figure:
+def _with_legend(found: Figure, drawn: dict[str, Any]) -> Figure:
     """Outside the panels, where it hides nothing."""
     order = {name: at for at, name in enumerate(STYLES)}
     names = sorted(drawn, key=lambda name: order.get(name.split(" ")[0], len(order)))
-    figure.legend([drawn[name] for name in names], names, loc="outside right center")
-    return figure
+    found.legend([drawn[name] for name in names], names, loc="outside right center")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from unmask.evals import statistics
 from unmask.evals.statistics import Estimate
 from unmask.report import compare, paper, tables
 from unmask.report.compare import baseline_of, groups, questions
-from unmask.report.labels import changes, labels, named, with_parameters
+from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, common_sums, value_of
 from unmask.report.table import Column, Row, Table, estimate, mark_best, number, words
 from unmask.report.tables import Line, Sections, lines_table, weights_of
@@ -75,7 +75,7 @@ def _pivots(kind: str, cells: Cells) -> list[Table]:
         fair = all(tables.may_be_best(cell) for same in tasks for cell in same if cell.complete)
         marked, model = mark_best(columns, named, [fair] * len(rows)), of_model[0].model
         name, title = ("aup", f"AUP, {model}") if kind == "curves" else ("overview", f"{model}: overview")
-        table = Table(name=slug(f"{name}-{model}"), title=title, columns=columns, rows=marked, notes=notes)
+        table = Table(name=file_name(f"{name}-{model}"), title=title, columns=columns, rows=marked, notes=notes)
         found += [table] if kind == "curves" or len(tasks) > 1 else []
     return found
 
@@ -200,7 +200,7 @@ def _policy(cell: Measured) -> tuple[Any, str, str]:
     """The same for a table of all tasks, whatever the format of the weights."""
     model = cell.cell.model.removesuffix(f"+{weights_of(cell)}").rstrip("/")
     short = model.rsplit("/", 1)[-1]
-    return model, f"{short}-{cell.policy}", f"{short}, {named(cell)}"
+    return model, f"{short}-{cell.policy}", f"{short}, {with_parameters(cell.policy, changes(cell))}"
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,10 @@ STUDIES = {
     "ablation": Study("Ablation", _ablation),
     "sensitivity": Study("Sensitivity of mean-field", _sensitivity),
     "blocks": Study("Block size", _blocks),
-    "curves": Study("Accuracy and passes", _curves, choose=compare.merged),
+    # Neither answers nor passes are meant to depend on the device: each question counts once.
+    "curves": Study(
+        "Accuracy and passes", _curves, choose=lambda c: compare.unique(c, "device", "dtype", "batch_size")
+    ),
     "lengths": Study("Response length", _lengths, tables.COMPARED, "the shortest of the task", subject=_policy),
     "speed": Study("Speed", _rows, tables.SPEED),
     "weights": Study("Weights in 8 bits", _weights, tables.COMPARED, "the weights as they were", subject=_policy),
@@ -236,7 +239,7 @@ def tables_of(kind: str, cells: Cells) -> list[Table]:
         _, subject, about = study.subject(same[0])
         for addition, sections in study.parts(same, cells).items():
             if any(sections):
-                name = distinct(f"{kind}-{subject}", [table.name for table in found])
+                name = file_name(f"{kind}-{subject}", [table.name for table in found])
                 title = ", ".join(part for part in (study.title, about + addition) if part)
                 found.append(tables.results_table(name, title, study.keys, sections, study.baseline))
                 if study.subject is _task:
@@ -247,11 +250,7 @@ def tables_of(kind: str, cells: Cells) -> list[Table]:
     return found
 
 
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
-
-
-def distinct(name: str, taken: Sequence[str]) -> str:
-    """A file name that is not taken yet."""
-    names = (slug(f"{name}-{number}" if number > 1 else name) for number in count(1))
-    return next(found for found in names if found not in taken)
+def file_name(text: str, taken: Sequence[str] = ()) -> str:
+    """The text as the name of a file, with a number where it is taken."""
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+    return next(n for n in (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3))) if n not in taken)
