@@ -183,7 +183,7 @@ def show_cells(cells: list[Measured]) -> None:
         left = heading in ("model", "task", "policy")
         table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "policy", overflow="fold")
     for cell, label in labels(cells).items():
-        block, passes = str(cell.cell.settings["block_size"]), estimate(cell.passes()).main
+        block, passes = str(cell.cell.settings["block_size"]), estimate(cell.passes()).text
         table.add_row(cell.model, cell.cell.task, label, block, str(cell.done), str(estimate(cell.accuracy())), passes)
     # A file or a pipe has no width: nothing is folded there.
     Console(highlight=False, width=None if is_terminal(sys.stdout) else 200).print(table)
@@ -237,7 +237,7 @@ def _drawn(described: Described, columns: list[Column]) -> Table:
 
 
 def _entry(entry: Entry) -> Text:
-    return Text.assemble((entry.main, "bold" if entry.best else ""), f" {entry.interval}" if entry.interval else "")
+    return Text.assemble((entry.text, "bold" if entry.best else ""), f" {entry.interval}" if entry.interval else "")
 
 
 def _widths(console: Console, table: Table) -> Measurement:

@@ -28,7 +28,7 @@ def test_a_shared_device_leaves_no_times_only_passes_and_answers(tmp_path):
     made = report([tmp_path])
     table = table_of(made, "main-tiny-sudoku")
     assert not {"tokens_per_second", "speedup"} & set(keys(table))
-    assert [row["fewer_passes"].main for row in table.rows] == ["1.00×", "16.00×"]
+    assert [row["fewer_passes"].text for row in table.rows] == ["1.00×", "16.00×"]
     assert "p" in keys(table)
     assert sum("other work shared the device while its rows" in note for note in table.notes) == 1
     assert not any("TPS counts" in note or "Speed-up" in note for note in table.notes)
@@ -107,12 +107,12 @@ def test_weights_in_8_bits_are_compared_with_those_they_come_from(tmp_path):
     write(tmp_path, cell_of(model="other+int8"), passes=8.0, right=0.9)
     first, second = [table for table in report([tmp_path]).tables if table.name.startswith("weights")]
     assert first.name == "weights-tiny-mean-field"
-    found = [tuple(row[key].main for key in ("task", "weights", "accuracy")) for row in first.rows]
+    found = [tuple(row[key].text for key in ("task", "weights", "accuracy")) for row in first.rows]
     of_task = [("float32", "100.0"), ("int8", "100.0"), ("fp8", "50.0")]
     assert found == [(task, *rest) for task in ("sudoku", "countdown") for rest in of_task]
     assert first.sections == [3]
-    assert [row["won_lost"].main for row in first.rows if "won_lost" in row] == ["0 : 0", "0 : 20"] * 2
-    assert [row["weights"].main for row in second.rows] == ["int8"]
+    assert [row["won_lost"].text for row in first.rows if "won_lost" in row] == ["0 : 0", "0 : 20"] * 2
+    assert [row["weights"].text for row in second.rows] == ["int8"]
     assert "won_lost" not in second.rows[0]
 
 

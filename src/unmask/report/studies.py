@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,15 +45,16 @@ def curves(cells: Cells) -> list[Curve]:
     """The curves of all policies on one task. Several runs may hold parts of one curve, from whatever device."""
     done = [cell for cell in cells if cell.complete and cell.passes() is not None]
     lines = [sorted(same, key=lambda c: -c.columns["passes"].mean()) for same in groups(done, lambda c: c.policy)]
-    sums = common_sums(list(chain.from_iterable(lines)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        speed = np.array([own["answer"] / own["passes"] for own in sums]).T
-    accuracy = np.array([100 * own["correct"] / own["items"] for own in sums]).T
+    sums = dict(zip(done, common_sums(done), strict=False))
+    if not sums:
+        return []
+    speed = {cell: own["answer"] / own["passes"] for cell, own in sums.items()}
+    accuracy = {cell: 100 * own["correct"] / own["items"] for cell, own in sums.items()}
     found = []
-    for line, end in zip(lines, accumulate(map(len, lines)), strict=True):
-        own = slice(end - len(line), end)
+    for line in lines:
+        points = [np.column_stack([values[cell] for cell in line]) for values in (speed, accuracy)]
         # Every resample is a table of its own, with its own best accuracy and its own points that do not count.
-        area, kept = statistics.aup(speed[:, own], accuracy[:, own], accuracy.max(1))
+        area, kept = statistics.aup(*points, np.max(list(accuracy.values()), axis=0))
         dropped = [cell for cell, counts in zip(line, kept[0], strict=True) if not counts]
         first, *others = [changes(cell) for cell in line]
         same = {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}

@@ -25,36 +25,23 @@ LATEX = dict(zip(LETTERS, IN_LATEX.split(), strict=True))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A number with its interval, or words; without either it is empty."""
+    """What stands in one place of a table: words, or a number with its interval, rounded and in full."""
 
-    text: str = ""
+    text: str = NOTHING  # the part that bold print applies to
+    interval: str = ""
     value: float | int | None = None
     low: float | None = None
     high: float | None = None
-    decimals: int = 1
-    suffix: str = ""
     best: bool = False
 
-    @property
-    def main(self) -> str:
-        """The part that bold print applies to."""
-        return self.text or (NOTHING if self.value is None else self._rounded(self.value) + self.suffix)
-
-    @property
-    def interval(self) -> str:
-        return "" if self.low is None or self.high is None else f"[{self._rounded(self.low, self.high)}]"
-
-    def _rounded(self, *values: float | int) -> str:
-        return ", ".join(f"{value:.{self.decimals}f}" for value in values).replace("-", "−")
-
     def __str__(self) -> str:
-        return f"{self.main} {self.interval}".rstrip()
+        return f"{self.text} {self.interval}".rstrip()
 
     def to_plain(self) -> Any:
         """A string, a number or None, or a number with its interval."""
-        if self.value is None or self.low is None:
-            return (self.text or None) if self.value is None else self.value
-        return {"value": self.value, "low": self.low, "high": self.high}
+        if self.value is None:
+            return None if self.text == NOTHING else self.text
+        return self.value if self.low is None else {"value": self.value, "low": self.low, "high": self.high}
 
 
 Row = dict[str, Entry]  # column key -> entry; an empty entry may be missing
@@ -95,18 +82,22 @@ class Table:
 
 
 def words(text: str) -> Entry:
-    return Entry(text=text)
+    return Entry(text=text or NOTHING)
 
 
 def number(value: float | int | None, decimals: int = 1, suffix: str = "") -> Entry:
-    return Entry(value=value, decimals=decimals, suffix=suffix)
+    return Entry() if value is None else Entry(text=_rounded(decimals, value) + suffix, value=value)
 
 
 def estimate(found: Estimate | None, decimals: int = 1, suffix: str = "") -> Entry:
     """An interval without width is left out: all items are equal, or there is only one."""
-    low, high = (found and found.interval) or (None, None)
-    low, high = (None, None) if low == high else (low, high)
-    return Entry(value=found and found.value, low=low, high=high, decimals=decimals, suffix=suffix)
+    entry = number(found and found.value, decimals, suffix)
+    low, high = (found and found.interval) or (0.0, 0.0)
+    return entry if low == high else replace(entry, interval=f"[{_rounded(decimals, low, high)}]", low=low, high=high)
+
+
+def _rounded(decimals: int, *values: float | int) -> str:
+    return ", ".join(f"{value:.{decimals}f}" for value in values).replace("-", "−")
 
 
 def mark_best(columns: Sequence[Column], rows: Sequence[Row], fair: Sequence[bool]) -> list[Row]:
@@ -131,7 +122,7 @@ def markdown(table: Table) -> str:
 
     def cell(entry: Entry) -> str:
         bold = "**" if entry.best else ""
-        return f"{bold}{plain(entry.main)}{bold} {entry.interval}".rstrip()
+        return f"{bold}{plain(entry.text)}{bold} {entry.interval}".rstrip()
 
     rows = [[column.title for column in table.columns], *([cell(e) for e in table.entries(row)] for row in table.rows)]
     head, *body = [f"| {' | '.join(row)} |" for row in rows]
@@ -146,7 +137,7 @@ def csv_text(table: Table) -> str:
     for row in table.rows:
         line: dict[str, Any] = {}
         for key, entry in zip(keys, table.entries(row), strict=True):
-            line[key] = entry.text if entry.value is None else entry.value
+            line[key] = entry.to_plain() if entry.value is None else entry.value
             line |= {} if entry.low is None else {f"{key}_low": entry.low, f"{key}_high": entry.high}
         lines.append(line)
     used = {*keys, *(name for line in lines for name in line)}
@@ -162,7 +153,7 @@ def latex(table: Table) -> str:
     r"""A `table` environment to \input into any document that loads booktabs; ASCII only."""
 
     def cell(entry: Entry) -> str:
-        text = f"\\textbf{{{escape(entry.main)}}}" if entry.best else escape(entry.main)
+        text = f"\\textbf{{{escape(entry.text)}}}" if entry.best else escape(entry.text)
         return f"{text} {{\\scriptsize {escape(entry.interval)}}}" if entry.interval else text
 
     packages, begin, end = "booktabs", "", ""
@@ -193,7 +184,7 @@ def latex(table: Table) -> str:
 def _alignments(table: Table) -> list[str]:
     """Numbers to the right, words to the left; columns of long words share most of the page and are broken."""
     rows = [table.entries(row) for row in table.rows]
-    long = [column.words and any(len(row[at].main) > LONG for row in rows) for at, column in enumerate(table.columns)]
+    long = [column.words and any(len(row[at].text) > LONG for row in rows) for at, column in enumerate(table.columns)]
     share = f"p{{{0.8 / max(2, sum(long)):.2f}\\linewidth}}"
     return [share if broken else "l" if c.words else "r" for c, broken in zip(table.columns, long, strict=True)]
 

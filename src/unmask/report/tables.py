@@ -110,7 +110,7 @@ def lines_table(name: str, title: str, keys: Sequence[str], sections: Sections, 
     """A table with those of the columns that say something; the best values are marked where that is fair."""
     lines = list(chain.from_iterable(sections))
     cells, rows = [line.cell for line in lines], [_entries(line) for line in lines]
-    needless = {key for key in (*SETTINGS, "weights") if not details and len({row[key].main for row in rows}) == 1}
+    needless = {key for key in (*SETTINGS, "weights") if not details and len({row[key].text for row in rows}) == 1}
     if "passes" in keys and all("speedup" in row for row in rows):
         needless.add("fewer_passes")
     columns = [column_of(key) for key in keys if key not in needless and any(key in row for row in rows)]
@@ -167,7 +167,7 @@ def _shared(cells: Sequence[Measured], table: Table) -> str:
     parts = [f"{max(cell.done if cell.complete else cell.cell.items for cell in cells):,} items"]
     parts += [] if first.shots is None else [f"{first.shots}-shot"]
     parts += [] if first.template == "none" else [f"{first.template} template"]
-    values = {key: entry.main for key, entry in table.rows[0].items()}
+    values = {key: entry.text for key, entry in table.rows[0].items()}
     values["device"] = str(cells[0].about.get("device_name") or first.device)
     return ", ".join(parts + [text.replace("{}", values[key]) for key, text in SHARED.items() if key not in shown])
 
@@ -209,7 +209,7 @@ def _entries(line: Line) -> Row:
         as_printed = "" if printed.printed_speedup is None else f" ({printed.printed_speedup:.2f})"
         row |= {"paper_tokens_per_second": number(printed.tokens_per_second, 2)}
         row |= {"paper_speedup": number(printed.speedup, 2, f"×{as_printed}")}
-    return {key: entry for key, entry in (row | line.extra).items() if entry.main != NOTHING}
+    return {key: entry for key, entry in (row | line.extra).items() if entry.text != NOTHING}
 
 
 def weights_of(cell: Measured) -> str | None:
@@ -219,7 +219,7 @@ def weights_of(cell: Measured) -> str | None:
 
 
 def p_value(p: float) -> Entry:
-    return Entry(value=p, text="< 0.001" if p < 0.001 else "", decimals=3)
+    return replace(number(p, 3), text="< 0.001") if p < 0.001 else number(p, 3)
 
 
 def _speed(found: Estimate | None) -> Entry:
