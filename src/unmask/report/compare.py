@@ -116,20 +116,12 @@ def speedup(cell: Measured, baseline: Measured | None, count: str = "reference")
     """TPS over the baseline's on the items that both have finished; None where they were not timed alike."""
     if baseline is None or (baseline.run, baseline.speed_key) != (cell.run, cell.speed_key):
         return None
-    if cell is baseline or not (cell.timed and baseline.timed):
-        return Estimate(value=1.0) if cell is baseline and cell.tokens_per_second(count) else None
 
-    def ratio(a: Sums, b: Sums) -> Any:
-        return (a[count] / a["seconds"]) / (b[count] / b["seconds"])
+    def ratio(ours: Sums, theirs: Sums) -> Any:
+        return (ours[count] / ours["seconds"]) / (theirs[count] / theirs["seconds"])
 
-    return estimate_of(ratio, cell, baseline, of_time=True)
-
-
-def fewer_passes(cell: Measured, baseline: Measured | None) -> Estimate | None:
-    """The baseline's passes over the cell's, on the items that both have finished: a speed-up without a clock."""
-    if cell is baseline:
-        return Estimate(value=1.0) if cell.done else None
-    return baseline and estimate_of(lambda a, b: b["passes"] / a["passes"], cell, baseline)
+    found = estimate_of(ratio, cell, baseline, of_time=True) if cell.timed and baseline.timed else None
+    return Estimate(value=1.0) if found and cell is baseline else found
 
 
 def paired(cell: Measured, baseline: Measured | None) -> Paired | None:

@@ -13,7 +13,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from unmask.evals.statistics import Estimate
-from unmask.report.compare import fewer_passes, paired, questions, speedup
+from unmask.report.compare import paired, questions, speedup
 from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of, value_of
 from unmask.report.paper import Printed
 from unmask.report.table import NOTHING, Column, Entry, Row, Table, estimate, mark_best, number, words
@@ -174,33 +174,50 @@ def _shared(cells: Sequence[Measured], table: Table) -> str:
 
 def _entries(line: Line) -> Row:
     """Every entry of a row; a table shows some of them."""
-    cell, asked, settings, printed = line.cell, line.cell.cell, line.cell.cell.settings, line.printed
+    cell, asked, settings = line.cell, line.cell.cell, line.cell.cell.settings
     parameters = asked.policy | {key: settings.get(key) for key in ("max_tokens", "block_size")}
     shown = [f"{key}={value}" for key, value in parameters.items() if key != "name" and value is not None]
-    texts = {"label": line.label, "task": asked.task, "weights": weights_of(cell) or asked.dtype, "dtype": asked.dtype}
-    texts |= {"device": asked.device, "cache": str(settings.get("cache", "none")), "parameters": ", ".join(shown)}
-    texts |= {"early_stop": "on" if settings.get("early_stop") else "off"}
-    texts |= {"unfinished": "" if cell.complete else f"{cell.done} of {asked.items or '?'}"}
-    counts = {"max_tokens": settings["max_tokens"], "block_size": value_of(cell, "block_size"), "done": cell.done}
-    counts |= {"batch_size": asked.batch_size, "truncated": float(cell.columns["truncated"].sum())}
-    counts |= {f"tokens_{count}": float(cell.columns[count].sum()) for count in COUNTS}
-    row = {key: words(text) for key, text in texts.items()} | {key: number(n, 0) for key, n in counts.items()}
-    row |= {"accuracy": estimate(cell.accuracy()), "passes": estimate(cell.passes())}
+    row = {
+        "label": words(line.label),
+        "task": words(asked.task),
+        "weights": words(weights_of(cell) or asked.dtype),
+        "max_tokens": number(settings["max_tokens"], 0),
+        "block_size": number(value_of(cell, "block_size"), 0),
+        "device": words(asked.device),
+        "dtype": words(asked.dtype),
+        "batch_size": number(asked.batch_size, 0),
+        "cache": words(str(settings.get("cache", "none"))),
+        "early_stop": words("on" if settings.get("early_stop") else "off"),
+        "parameters": words(", ".join(shown)),
+        "truncated": number(float(cell.columns["truncated"].sum()), 0),
+        "done": number(cell.done, 0),
+        "unfinished": words("" if cell.complete else f"{cell.done} of {asked.items or '?'}"),
+        "accuracy": estimate(cell.accuracy()),
+        "passes": estimate(cell.passes()),
+        "tokens_per_second": _speed(cell.tokens_per_second()),
+        "answer": number(float(cell.columns["answer"].mean()) if cell.done else None),
+    }
     row |= {f"accuracy_of_{name}": estimate(cell.accuracy(name)) for name in cell.scores}
-    row |= {f"tokens_per_second_{count}": _speed(cell.tokens_per_second(count)) for count in COUNTS}
-    row |= {f"tokens_per_pass_{count}": estimate(cell.tokens_per_pass(count), 2) for count in COUNTS}
-    row |= {"tokens_per_second": row["tokens_per_second_reference"]}
-    row |= {"fewer_passes": estimate(fewer_passes(cell, line.baseline), 2, "×")}
-    row |= {"speedup": estimate(speedup(cell, line.baseline), 2, "×")}
-    row |= {"answer": number(float(cell.columns["answer"].mean()))} if cell.done else {}
+    for count in COUNTS:
+        row[f"tokens_{count}"] = number(float(cell.columns[count].sum()), 0)
+        row[f"tokens_per_second_{count}"] = _speed(cell.tokens_per_second(count))
+        row[f"tokens_per_pass_{count}"] = estimate(cell.tokens_per_pass(count), 2)
     for part in PARTS if cell.timed and cell.done else ():
-        row |= {
-            f"seconds_{part}": number(float(cell.columns[part].mean()), 4),
-            f"{part}_pass": _milliseconds(cell, part),
-        }
-    if line.baseline and (test := paired(cell, line.baseline)):
-        gained = estimate_of(lambda a, b: 100 * (a["correct"] - b["correct"]) / a["items"], cell, line.baseline)
-        spent = estimate_of(lambda a, b: a["passes"] / b["passes"], cell, line.baseline)
+        row[f"seconds_{part}"] = number(float(cell.columns[part].mean()), 4)
+        row[f"{part}_pass"] = _milliseconds(cell, part)
+    row |= _beside(cell, line.baseline, line.printed) | line.extra
+    return {key: entry for key, entry in row.items() if entry.text != NOTHING}
+
+
+def _beside(cell: Measured, baseline: Measured | None, printed: Printed | None) -> Row:
+    """The cell against its baseline, item by item, and what the paper prints."""
+    row: Row = {}
+    if baseline:
+        fewer = estimate_of(lambda ours, theirs: theirs["passes"] / ours["passes"], cell, baseline)
+        row |= {"fewer_passes": estimate(fewer, 2, "×"), "speedup": estimate(speedup(cell, baseline), 2, "×")}
+    if baseline and (test := paired(cell, baseline)):
+        gained = estimate_of(lambda a, b: 100 * (a["correct"] - b["correct"]) / a["items"], cell, baseline)
+        spent = estimate_of(lambda a, b: a["passes"] / b["passes"], cell, baseline)
         row |= {"won_lost": words(f"{test.only_first} : {test.only_second}"), "p": p_value(test.p)}
         row |= {"accuracy_difference": estimate(gained), "passes_ratio": estimate(spent, 2, "×")}
     if printed:
@@ -209,7 +226,7 @@ def _entries(line: Line) -> Row:
         as_printed = "" if printed.printed_speedup is None else f" ({printed.printed_speedup:.2f})"
         row |= {"paper_tokens_per_second": number(printed.tokens_per_second, 2)}
         row |= {"paper_speedup": number(printed.speedup, 2, f"×{as_printed}")}
-    return {key: entry for key, entry in (row | line.extra).items() if entry.text != NOTHING}
+    return row
 
 
 def weights_of(cell: Measured) -> str | None:
