@@ -57,7 +57,7 @@ def check_formats(formats: Sequence[str], *, printed: bool) -> tuple[str, ...]:
         if form not in known:
             raise UnknownName("format", form, known, listed_as="known" if printed else "to write")
         if printed and form in plots.FILES:
-            raise UnmaskError(f"{form} needs --out DIR: a picture cannot be printed")
+            raise UnmaskError(f"{form} needs --out DIR: a figure cannot be printed")
     if printed and len(formats) > 1:
         raise UnmaskError(f"one format can be printed, got {', '.join(formats)}; --out DIR writes several")
     return tuple(form for form in formats if form != "terminal") if printed else tuple(formats) or FORMATS
@@ -83,13 +83,13 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
 def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: Sequence[str]) -> None:
     if out.exists() and not out.is_dir():
         raise UnmaskError(f"cannot write a report to {out}: it is a file")
-    pictures = [form for form in formats if form in plots.FILES]
-    for kind in plots.FIGURES if pictures else ():
-        made.files.extend(plots.draw(kind, cells.get(kind, []), out / "figures", pictures))
-    if not made.files and set(formats) == set(pictures):
+    drawn = [form for form in formats if form in plots.FILES]
+    for kind in plots.FIGURES if drawn else ():
+        made.files.extend(plots.draw(kind, cells.get(kind, []), out / "figures", drawn))
+    if not made.files and set(formats) == set(drawn):
         kinds = f"(table: {', '.join(cells)}); finished cells of these have figures: {', '.join(plots.FIGURES)}"
         raise UnmaskError(f"no figure of these runs {kinds}")
-    shown = {path.stem: path.name for path in made.files if path.suffix == f".{pictures[0]}"}
+    shown = {path.stem: path.name for path in made.files if path.suffix == f".{drawn[0]}"}
     main = [table for table in made.tables if not table.details]
     texts: dict[str, str] = {}
     if "markdown" in formats:
@@ -98,7 +98,7 @@ def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: S
     if "json" in formats:
         texts |= {"report.json": json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n"}
     texts |= {f"tables/{table.name}.csv": csv_text(table) for table in made.tables if "csv" in formats}
-    # Details are too wide for a page of print.
+    # A table of details does not fit a page of print.
     texts |= {f"tables/{table.name}.tex": latex(table) for table in main if "latex" in formats}
     for name, text in texts.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)

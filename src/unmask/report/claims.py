@@ -68,10 +68,10 @@ class Check:
 def checks(cells: Cells) -> list[Check]:
     """Every claim at every place where the runs can speak to it; once as not measured where none can."""
     done = [cell for cell in compare.unique(cells) if cell.complete and cell.passes() is not None]
-    places = compare.groups(done, compare.questions)
+    tasks = compare.groups(done, compare.questions)
     found = []
     for text, claim in CLAIMS.items():
-        here = [check for same in places for chain in claim.chains(same) if (check := _check(text, claim, chain))]
+        here = [check for same in tasks for chain in claim.chains(same) if (check := _check(text, claim, chain))]
         # The same cells with other items, as where speed was measured on a few, may say the very same.
         once = {(check.place, check.values): check for check in here}
         found += list(once.values()) or [Check(claim=text)]

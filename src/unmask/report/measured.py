@@ -132,7 +132,7 @@ def measured(run: str, folder: CellFolder) -> Measured:
 
 
 def common_items(cells: Sequence[Measured]) -> list[Any]:
-    """For each cell the places of the items that all of them have finished, in one order."""
+    """For each cell the indices of the items that all of them have finished, in one order."""
     common = sorted(set.intersection(*(set(cell.ids) for cell in cells)))
     return [np.searchsorted(cell.ids, common) for cell in cells]
 
@@ -141,8 +141,7 @@ def common_sums(cells: Sequence[Measured]) -> list[Sums]:
     """The sums of each cell over the items that all of them have finished, drawn alike; empty where there are none."""
     if all(cell.ids == cells[0].ids for cell in cells):
         return [cell.sums for cell in cells if cell.done]
-    places = common_items(cells)
-    return [_sums(cell, at) for cell, at in zip(cells, places, strict=True) if len(at)]
+    return [_sums(cell, at) for cell, at in zip(cells, common_items(cells), strict=True) if len(at)]
 
 
 def estimate_of(statistic: Callable[..., Any], *cells: Measured, of_time: bool = False) -> Estimate | None:

@@ -1,4 +1,4 @@
-"""Figures of the studies. Colours are Okabe and Ito's, told apart by all kinds of eyes; markers differ as well.
+"""Figures of the studies. Colours are Okabe and Ito's, made for all kinds of eyes; markers differ as well.
 
 The same numbers give the same file, byte for byte: no dates, no random ids, the fonts that matplotlib carries.
 """
@@ -127,13 +127,13 @@ def _over_knobs(turned: dict[str, Lines], pool: Sequence[Measured]) -> Figure | 
     for left, right, (knob, lines) in zip(panels[::2], panels[1::2], turned.items(), strict=True):
         # A little beside each other, so that equal values do not hide one another.
         shifts = {c: 1.025 ** (at - (len(lines) - 1) / 2) for at, (_, cells) in enumerate(lines) for c in cells}
-        places = {cell: Estimate(value=value_of(cell, knob) * shift) for cell, shift in shifts.items()}
+        positions = {cell: Estimate(value=value_of(cell, knob) * shift) for cell, shift in shifts.items()}
         first = lines[0][1][0]
         for panel, name, value in ((left, ACCURACY, Measured.accuracy), (right, NFE, Measured.passes)):
-            drawn |= _lines(panel, lines, places.get, value)
+            drawn |= _lines(panel, lines, positions.get, value)
             panel.set(xscale="log" if knob == "block_size" else "linear", ylabel=name)
             panel.set_xlabel(with_parameters(KNOBS[knob], changes(first, knob) if pool else {}))
-            _ticks(panel, sorted({value_of(cell, knob) for cell in places}))
+            _ticks(panel, sorted({value_of(cell, knob) for cell in positions}))
         right.set_ylim(bottom=0)
         if baseline := baseline_of(first, pool):
             line = left.axhline(_accuracy(baseline), color="#666666", linestyle=":", linewidth=1.4, zorder=1)

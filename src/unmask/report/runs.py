@@ -32,10 +32,10 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs at these places, each once, in the order given."""
+    """The runs at these paths, each once, in the order given."""
     folders = list(dict.fromkeys(folder for path in paths for folder in _run_folders(path.resolve())))
     names = [folder.name for folder in folders]
-    # Runs of one name are told apart by their parents.
+    # Runs with the same name have that of their parent folder in front.
     runs = [_read(f, f"{f.parent.name}/{f.name}" if names.count(f.name) > 1 else f.name) for f in folders]
     if not any(cell.done for run in runs for cell in run.cells):
         raise UnmaskError(f"no finished items yet in {', '.join(str(folder) for folder in folders)}")

@@ -35,17 +35,8 @@ TITLES |= {f"seconds_{part}": f"{part} s/item" for part in PARTS} | {f"{part}_pa
 WORDS = {"label", "task", "weights", "device", "dtype", "cache", "early_stop", "parameters", "unfinished", "aup"}
 WANTED = dict.fromkeys(("accuracy", "fewer_passes", "tokens_per_second", "speedup"), "high") | {"passes": "low"}
 # A narrow screen leaves out the first of these, then the next.
-SPARE = (
-    "rest_pass",
-    "policy_pass",
-    "model_pass",
-    "won_lost",
-    "answer",
-    "paper_speedup",
-    "paper_tokens_per_second",
-    "p",
-)
-SPARE += ("tokens_per_second", "accuracy_of_", "paper_passes", "paper_accuracy", "fewer_passes", "speedup")
+SPARE = ("rest_pass", "policy_pass", "model_pass", "won_lost", "answer", "paper_speedup", "paper_tokens_per_second")
+SPARE += ("p", "tokens_per_second", "accuracy_of_", "paper_passes", "paper_accuracy", "fewer_passes", "speedup")
 
 # Settings have columns where the rows differ in them; else the title names them, in another order.
 SETTINGS = ("max_tokens", "block_size", "device", "dtype", "batch_size")
@@ -64,6 +55,10 @@ DETAILS += ("parameters",)
 INTERVALS = "In brackets: 95 % intervals, Wilson for accuracy, resampling of items (2,000 times) for the rest."
 ALL_SHARED = "A table without TPS and seconds: other work shared the device while its rows were measured."
 TEST = "exact two-sided McNemar test"
+WON = (
+    f" Won : lost: items that only this row, or only the baseline, solves; p: {TEST}, not corrected for the number of "
+    "rows."
+)
 NOTES = {
     "passes": "NFE: forward passes per item.",
     "fewer_passes": "Fewer passes: the baseline's NFE over the row's, on the same items.",
@@ -142,11 +137,10 @@ def results_table(name: str, title: str, keys: Sequence[str], sections: Sections
     headlines = " or ".join(sorted({cell.cell.headline for cell in cells}))
     truncated = sum(int(cell.columns["truncated"].sum()) for cell in cells)
     coarse = "accuracy" in keys and max(cell.cell.items or cell.done for cell in cells) < COARSE
-    won = f"items that only this row, or only the baseline, solves; p: {TEST}, not corrected for the number of rows"
     notes = [
         (coarse, f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells."),
         *((True, note) for note in table.notes),
-        (policies, f"Baseline: {baseline or f'{policies}, one token a pass'}. Won : lost: {won}."),
+        (policies, f"Baseline: {baseline or f'{policies}, one token a pass'}.{WON if 'p' in keys else ''}"),
         (not policies, "No baseline (entropy or fixed, one token a pass) on the same items: no paired test."),
         (scores and "accuracy" in keys, f"Accuracy is {headlines}; other readings follow."),
         (truncated, f"{truncated} prompts were cut to fit the model."),
