@@ -23,8 +23,8 @@ Chain = dict[str, Measured]  # named cells, the one with the fewest passes first
 HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "undecided", "not measured"
 SLOWLY = 10  # percent, "rises slowly": by less than that for two more updates; the paper's own rises are below 3 %
 NOTE = (
-    "A claim holds where all its differences in passes per item are above zero, and does not where one is not: each "
-    "beyond chance, with a paired 95 % interval that leaves out zero. Else it is undecided."
+    "A claim holds where all its differences in passes per item are above zero, and does not hold where one is zero or "
+    "below: each beyond chance, so that its paired 95 % interval leaves out zero. Else it is undecided."
 )
 
 
