@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unmask.evals import statistics
 from unmask.evals.cell import Cell, Generation
 from unmask.evals.store import CellFolder
 from unmask.settings import Settings
@@ -75,3 +76,10 @@ def write(
 def describe(run: Path, table: str, title: str = "a title") -> None:
     run.mkdir(parents=True, exist_ok=True)
     (run / "run.json").write_text(json.dumps({"recipe": "r", "table": table, "title": title}))
+
+
+def aup_of(points: list[tuple[float, float]], best: float) -> tuple[float, list[int]]:
+    """The area under one curve of (tokens per pass, accuracy in percent), and which of its points do not count."""
+    speed, accuracy = np.array(points, float).T
+    (area,), (kept,) = statistics.aup(speed[None], accuracy[None], np.array([best]))
+    return float(area), np.flatnonzero(~kept).tolist()

@@ -104,12 +104,12 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
 
 def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
     """Key -> what the table at the end will call the cell."""
+    from unmask.report.labels import labels
     from unmask.report.measured import Measured
-    from unmask.report.results import labels
 
     nothing: dict[str, Any] = {"about": {}, "ids": (), "complete": False, "columns": {}, "scores": {}}
     asked = [Measured(run="", cell=cell, **nothing) for cell in cells]
-    return {each.cell.key: label for each, label in zip(asked, labels(asked), strict=True)}
+    return {each.cell.key: label for each, label in labels(asked).items()}
 
 
 def is_terminal(stream: Any) -> bool:
@@ -175,19 +175,16 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
 
 def show_cells(cells: list[Measured]) -> None:
     """Accuracy of each cell with its 95 % interval, and passes; `unmask report` has the rest."""
-    from unmask.report.results import labels
+    from unmask.report.labels import labels
+    from unmask.report.table import estimate
 
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "task", "policy", "block", "items", "accuracy %", "passes"):
         left = heading in ("model", "task", "policy")
         table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "policy", overflow="fold")
-    for cell, label in zip(cells, labels(cells), strict=True):
-        accuracy, passes = cell.accuracy(), cell.passes()
-        rate = "" if accuracy is None else f"{accuracy.value:.1f}"
-        if accuracy is not None and accuracy.interval is not None:
-            rate += " [{:.1f}, {:.1f}]".format(*accuracy.interval)
-        numbers = (str(cell.cell.settings["block_size"]), str(cell.done), rate, f"{passes.value:.1f}" if passes else "")
-        table.add_row(cell.model, cell.cell.task, label, *numbers)
+    for cell, label in labels(cells).items():
+        block, passes = str(cell.cell.settings["block_size"]), estimate(cell.passes()).text
+        table.add_row(cell.model, cell.cell.task, label, block, str(cell.done), str(estimate(cell.accuracy())), passes)
     # A file or a pipe has no width: nothing is folded there.
     Console(highlight=False, width=None if is_terminal(sys.stdout) else 200).print(table)
 
@@ -198,24 +195,25 @@ PIPE = 160  # letters of a line where no screen tells how many there are
 def show_tables(tables: list[Described]) -> None:
     """The tables of a report, without those that are for files only.
 
-    A figure is never folded, words may be. What a narrow screen has no room for even then is left out, and that said.
+    A number is never folded, words may be. A narrow screen leaves out the columns that can be spared, and says so.
     """
     for described in tables:
         if described.details:
             continue
         console = Console(highlight=False)
-        room = console.width if console.is_terminal else PIPE
-        columns, spare = list(described.columns), []
-        if console.is_terminal:
-            while _narrowest(console, _drawn(described, columns), columns) > room and any(c.spare for c in columns):
-                spare.append(max(columns, key=lambda column: column.spare))
-                columns.remove(spare[-1])
+        screen = console.width if console.is_terminal else PIPE
+        columns, left_out = list(described.columns), []
         table = _drawn(described, columns)
-        _make_room(console, table, [column.words for column in columns], room)
+        while console.is_terminal and _widths(console, table).minimum > screen and any(c.spare for c in columns):
+            left_out.append(max(columns, key=lambda column: column.spare))
+            columns.remove(left_out[-1])
+            table = _drawn(described, columns)
+        widths = _widths(console, table)
+        console.width = max(console.width, min(widths.maximum, max(screen, widths.minimum)))
         console.print(Text(described.title, style="bold"))
         console.print(table)
-        if spare:
-            titles = ", ".join(column.title for column in spare)
+        if left_out:
+            titles = ", ".join(column.title for column in left_out)
             console.print(Text(f"No room here for: {titles}. A wider screen and --format markdown show all.", "dim"))
         for note in described.notes:
             console.print(Text(note, style="dim"))
@@ -223,49 +221,28 @@ def show_tables(tables: list[Described]) -> None:
 
 
 def _drawn(described: Described, columns: list[Column]) -> Table:
+    """The table with these columns, of which each is at least as wide as a number with its interval, or as a word."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    rows = [dict(zip(described.columns, described.entries(row), strict=True)) for row in described.rows]
     for column in columns:
-        table.add_column(Text(column.title), justify="left" if column.words else "right", no_wrap=not column.words)
-    for number, row in enumerate(described.rows):
+        texts = [column.title, *(str(row[column]) for row in rows)]
+        least = max((len(part) for text in texts for part in (text.split() if column.words else [text])), default=1)
+        side = "left" if column.words else "right"
+        table.add_column(Text(column.title), justify=side, no_wrap=not column.words, min_width=least)
+    for number, row in enumerate(rows):
         if number in described.sections:
             table.add_section()
-        table.add_row(*(_entry(described.entry(row, column)) for column in columns))
+        table.add_row(*(_entry(row[column]) for column in columns))
     return table
 
 
-def _narrowest(console: Console, table: Table, columns: list[Column]) -> int:
-    """The width of the table when every word of its words stands in a line of its own."""
-    _fold(table, [column.words for column in columns])
-    return _wanted(console, table)
-
-
-def _make_room(console: Console, table: Table, words: list[bool], room: int) -> None:
-    """Fold words until the table fits into the room; figures have the width they want, whatever the room."""
-    least = _wanted(console, table)
-    if least > room:
-        _fold(table, words)
-        least = max(room, _wanted(console, table))
-        for column in table.columns:
-            column.width, column.min_width = None, column.width
-    console.width = max(console.width, least)
-
-
-def _wanted(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-
-
-def _fold(table: Table, words: list[bool]) -> None:
-    for column, of_words in zip(table.columns, words, strict=True):
-        if of_words:
-            found = [str(cell) for cell in (column.header, *column.cells)]
-            column.width = max((len(word) for text in found for word in text.split()), default=1)
-
-
 def _entry(entry: Entry) -> Text:
-    text = Text(entry.main, style="")
-    if entry.best:
-        text.stylize("bold")
-    return text.append(f" {entry.interval}") if entry.interval else text
+    return Text.assemble((entry.text, "bold" if entry.best else ""), f" {entry.interval}" if entry.interval else "")
+
+
+def _widths(console: Console, table: Table) -> Measurement:
+    """The width of the table with every word in a line of its own, and that with nothing folded."""
+    return Measurement.get(console, console.options.update(max_width=10_000), table)
 
 
 def show_rule_timings(timings: list[RuleTiming]) -> None:
@@ -291,7 +268,7 @@ def show_rule_timings(timings: list[RuleTiming]) -> None:
     console = Console(highlight=False)
     # Figures have the width they want, whatever the terminal's; title and caption take what there is.
     title, caption, table.title, table.caption = table.title, table.caption, None, None
-    console.width = max(console.width, _wanted(console, table))
+    console.width = max(console.width, _widths(console, table).maximum)
     table.title, table.caption = title, caption
     console.print(table)
 
@@ -355,7 +332,7 @@ def _show_timings(subject: Subject, headings: tuple[str, ...], rows: list[list[s
         table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    _make_room(console, table, [False] * len(headings), console.width)
+    console.width = max(console.width, _widths(console, table).maximum)
     console.print(table)
 
 

@@ -14,15 +14,14 @@ from unmask import terminal
 from unmask.cli import run
 from unmask.report import plots, report
 from unmask.report.measured import Estimate
-from unmask.report.render import csv_text, escape, latex, markdown
 from unmask.report.runs import read_runs
-from unmask.report.table import Column, Table, estimate, mark_best, number, words
+from unmask.report.table import Column, Table, csv_text, escape, estimate, latex, mark_best, markdown, number, words
 
 COLUMNS = [
-    Column(key="label", title="policy", words=True),
-    Column(key="accuracy", title="accuracy %", wanted="high"),
-    Column(key="speedup", title="speed-up", wanted="high"),
-    Column(key="passes", title="NFE", wanted="low"),
+    Column("label", "policy", words=True),
+    Column("accuracy", "accuracy %", wanted="high"),
+    Column("speedup", "speed-up", wanted="high"),
+    Column("passes", "NFE", wanted="low"),
 ]
 ROWS = [
     {
@@ -160,9 +159,9 @@ def test_an_ablation_fits_the_screen_without_breaking_a_figure(tmp_path, monkeyp
 
 
 def test_words_in_a_pipe_are_folded_before_a_line_gets_too_long(capsys):
-    columns = [Column(key=key, title=key, words=True) for key in ("claim", "holds", "fails")] + COLUMNS[1:2]
+    columns = [Column(key, key, words=True) for key in ("claim", "holds", "fails")] + COLUMNS[1:2]
     row = {key: words("tiny, sudoku, block 82; " * 12) for key in ("claim", "holds", "fails")} | {"accuracy": number(1)}
-    terminal.show_tables([Table(name="shape", title="t", columns=columns, rows=[row])])
+    terminal.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
     lines = capsys.readouterr().out.splitlines()
     assert 120 < max(len(line) for line in lines) <= 160
 
@@ -192,7 +191,7 @@ def test_a_report_is_a_folder_of_files(study, tmp_path):
         "report.md",
         "details.md",
         "report.json",
-        "tables/shape.csv",
+        "tables/claims.csv",
         "tables/aup-tiny.tex",
         "figures/curves-tiny-sudoku.png",
     } <= names
@@ -219,7 +218,7 @@ def test_pictures_are_drawn_labelled_and_the_same_every_time(study, tmp_path):
 
 def test_the_figure_of_curves_has_axes_a_legend_and_every_policy(study):
     cells = next(run.cells for run in read_runs([study]) if run.table == "curves")
-    figure = plots.curves_figure(cells)
+    figure = plots.figure("curves", cells)
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"mean_field", "threshold", "entropy"}
     for panel in figure.axes:
         assert panel.get_ylabel() == "accuracy (%)"
@@ -243,7 +242,7 @@ def cells_at(run):
 def test_main_has_a_picture_with_every_row_and_ticks_enough(tmp_path):
     for policy, passes in (("mean_field", 10.5), ("threshold", 12.5), ("mine", 14.5), ("yours", 17.5)):
         write(tmp_path / "run", cell_of(policy), passes=passes, right=0.9)
-    figure = plots.main_figure(cells_at(tmp_path / "run"))
+    figure = plots.figure("main", cells_at(tmp_path / "run"))
     (panel,) = figure.axes
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"mean_field", "threshold", "mine", "yours"}
     points = [

@@ -12,109 +12,65 @@ from typing import Any
 
 import yaml
 
+from unmask import policies
 from unmask.report.measured import Measured
 
-ANSWER_TOKENS, BLOCK = 256, 32
+SETTINGS = {"max_tokens": 256, "block_size": 32, "temperature": 0.0, "top_p": 1.0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Printed:
     """What the paper prints for one cell; None where it prints nothing."""
 
     accuracy: float
     tokens_per_second: float
-    passes: float | None = None
-    printed_speedup: float | None = None
-    baseline_tokens_per_second: float | None = None
+    printed_speedup: float | None
+    passes: float | None
+    baseline_tokens_per_second: float
 
     @property
-    def speedup(self) -> float | None:
+    def speedup(self) -> float:
         """The ratio of the two TPS: several of the speed-ups as printed are something else."""
-        return self.baseline_tokens_per_second and self.tokens_per_second / self.baseline_tokens_per_second
+        return self.tokens_per_second / self.baseline_tokens_per_second
 
 
 def main(cell: Measured) -> Printed | None:
     """The entry of the main table for that checkpoint, policy and benchmark."""
-    values = _values()
-    model = _named(cell.model, values["main"])
-    row = values["main"].get(model, {}).get(cell.policy, {}).get(cell.cell.task)
-    if row is None or not _may_stand_beside(cell) or not _is_preset(cell):
+    # The paper's name of a checkpoint, whichever way its letters are written.
+    tasks = next((rows for name, rows in values()["main"].items() if name.lower() == cell.model.lower()), {})
+    row = tasks.get(cell.policy, {}).get(cell.cell.task)
+    return Printed(*row, None, tasks["entropy"][cell.cell.task][1]) if row and _is_preset(cell) else None
+
+
+def study(kind: str, cell: Measured, knob: str | None = None) -> Printed | None:
+    """The entry of the table 'ablation' or 'sensitivity'; with a knob, among the rows that turn it."""
+    table = values()[kind]
+    if (cell.model.lower(), cell.cell.task) != (table["model"].lower(), table["task"]):
         return None
-    baseline = values["main"][model]["entropy"][cell.cell.task]
-    accuracy, speed, ratio = row
-    return Printed(
-        accuracy=accuracy, tokens_per_second=speed, printed_speedup=ratio, baseline_tokens_per_second=baseline[1]
-    )
-
-
-def ablation(cell: Measured, variant: str) -> Printed | None:
-    """The entry of the ablation table: 'baseline', 'none', 'uniform', 'one_shot' or 'full'."""
-    table = _values()["ablation"]
-    own = {"none": {"interaction": "none"}, "uniform": {"interaction": "uniform"}, "one_shot": {"iterations": 1}}
-    if not _is_of(cell, table) or not _is_variant(cell, variant, table["setting"] | own.get(variant, {})):
-        return None
-    accuracy, speed, passes = table["rows"][variant]
-    base = table["rows"]["baseline"][1]
-    return Printed(accuracy=accuracy, tokens_per_second=speed, passes=passes, baseline_tokens_per_second=base)
-
-
-def sensitivity(cell: Measured, knob: str | None) -> Printed | None:
-    """The entry of the sensitivity table at the cell's own value of the knob; its baseline where the knob is None."""
-    table = _values()["sensitivity"]
-    value = cell.cell.policy.get(knob) if knob else None
-    row = table[knob].get(value) if knob else table["baseline"]
-    variant, own = ("full", {knob: value}) if knob else ("baseline", {})
-    if row is None or not _is_of(cell, table) or not _is_variant(cell, variant, table["setting"] | own):
-        return None
-    accuracy, speed, ratio, passes = row
-    return Printed(
-        accuracy=accuracy,
-        tokens_per_second=speed,
-        passes=passes,
-        printed_speedup=ratio,
-        baseline_tokens_per_second=table["baseline"][1],
-    )
-
-
-def _may_stand_beside(cell: Measured) -> bool:
-    return cell.cell.paper and cell.cell.settings.get("max_tokens") == ANSWER_TOKENS
-
-
-def _is_of(cell: Measured, table: dict[str, Any]) -> bool:
-    model = _named(cell.model, [table["model"]])
-    return _may_stand_beside(cell) and model is not None and cell.cell.task == table["task"]
+    baseline = table["baseline"]
+    if cell.policy == "entropy" and _is_preset(cell):
+        return Printed(*baseline, baseline[1])
+    for changed, *row in table["rows"]:
+        own = table["setting"] | changed
+        settings = {"block_size": own.pop("block_size")}
+        if (knob is None or knob in changed) and _ran(cell, policies.get("mean_field", **own), settings):
+            return Printed(*row, baseline[1])
+    return None
 
 
 def _is_preset(cell: Measured) -> bool:
     """Whether policy and settings are as published for that checkpoint and task."""
-    from unmask import policies
-
-    preset = policies.preset(cell.policy, cell.model, cell.cell.task)
-    wanted = {"block_size": BLOCK} | policies.preset_settings(cell.policy, cell.model, cell.cell.task)
-    return cell.cell.policy == policies.describe(preset) and _agrees(cell, wanted)
+    name, model, task = cell.policy, cell.model, cell.cell.task
+    return _ran(cell, policies.preset(name, model, task), policies.preset_settings(name, model, task))
 
 
-def _is_variant(cell: Measured, variant: str, setting: dict[str, Any]) -> bool:
-    """Whether it is the baseline as published, or mean-field with these parameters and nothing else changed."""
-    if variant == "baseline":
-        return cell.policy == "entropy" and _is_preset(cell)
-    from unmask import policies
-
-    own = {key: value for key, value in setting.items() if key != "block_size"}
-    wanted = policies.describe(policies.get("mean_field", **own))
-    return cell.cell.policy == wanted and _agrees(cell, {"block_size": setting["block_size"]})
-
-
-def _agrees(cell: Measured, wanted: dict[str, Any]) -> bool:
-    plain = {"temperature": 0.0, "top_p": 1.0} | wanted
-    return all(cell.cell.settings.get(key) == value for key, value in plain.items())
-
-
-def _named(model: str, known: Any) -> str | None:
-    """The paper's name of a checkpoint, whichever way its letters are written."""
-    return next((name for name in known if name.lower() == model.lower()), None)
+def _ran(cell: Measured, policy: Any, settings: dict[str, Any]) -> bool:
+    """Whether the cell ran the paper's protocol with that policy and these settings."""
+    same = cell.cell.policy == policies.describe(policy)
+    return same and cell.cell.paper and (SETTINGS | settings).items() <= cell.cell.settings.items()
 
 
 @cache
-def _values() -> dict[str, Any]:
+def values() -> dict[str, Any]:
+    """All that the paper prints, as the file beside this one holds it."""
     return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from unmask.errors import UnknownName, UnmaskError
 from unmask.evals.cell import TABLES
 from unmask.evals.store import cells_of
 from unmask.report.measured import Measured, measured
-from unmask.report.table import Column, Table, without_empty_columns, words
+from unmask.report.table import Column, Table, words
 
 # The order of rows: one token a pass, then rules by their age, ours last as in the paper. Others follow by name.
 POLICIES = ("entropy", "fixed", "margin", "random", "threshold", "factor", "eb")
@@ -27,44 +27,33 @@ class Run:
     name: str
     table: str
     title: str | None
-    about: dict[str, Any]
+    command: str
     cells: list[Measured]
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs at these places, each once, in the order given."""
-    folders = list(dict.fromkeys(folder for path in paths for folder in _run_folders(path)))
-    names = _distinct_names(folders)
-    runs = [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+    """The runs at these paths, each once, in the order given."""
+    folders = list(dict.fromkeys(folder for path in paths for folder in _run_folders(path.resolve())))
+    names = [folder.name for folder in folders]
+    # Runs with the same name have that of their parent folder in front.
+    runs = [_read(f, f"{f.parent.name}/{f.name}" if names.count(f.name) > 1 else f.name) for f in folders]
     if not any(cell.done for run in runs for cell in run.cells):
         raise UnmaskError(f"no finished items yet in {', '.join(str(folder) for folder in folders)}")
     return runs
 
 
 def _run_folders(path: Path) -> list[Path]:
-    path = path.resolve()
     if not path.is_dir():
         raise UnmaskError(f"no run at {path}: not a folder")
-    if (path / "cells").is_dir():
-        return [path]
-    inside = sorted(child for child in path.iterdir() if (child / "cells").is_dir())
+    inside = [path] if (path / "cells").is_dir() else sorted(cells.parent for cells in path.glob("*/cells/"))
     if not inside:
         raise UnmaskError(f"{path} is not a run: it has no folder 'cells', as `unmask eval --out {path.name}` makes it")
     return inside
 
 
-def _distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names, with those of their parents where two are alike."""
-    names = [folder.name for folder in folders]
-    return [
-        f"{folder.parent.name}/{name}" if names.count(name) > 1 else name
-        for folder, name in zip(folders, names, strict=True)
-    ]
-
-
 def _read(folder: Path, name: str) -> Run:
+    path = folder / "run.json"
     try:
-        path = folder / "run.json"
         about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         # A recipe that grew in its folder leaves the cells of a smaller one behind.
         wanted = about.get("cells")
@@ -73,11 +62,10 @@ def _read(folder: Path, name: str) -> Run:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UnmaskError(f"cannot read the run {folder}: {error}") from error
-    cells.sort(key=_order)
-    table = about.get("table") or "main"
+    table, command = about.get("table") or "main", str(about.get("command") or "")
     if table not in TABLES:
         raise UnknownName(f"table in {path}", str(table), TABLES)
-    return Run(name=name, table=table, title=about.get("title"), about=about, cells=cells)
+    return Run(name=name, table=table, title=about.get("title"), command=command, cells=sorted(cells, key=_order))
 
 
 def _order(cell: Measured) -> tuple[Any, ...]:
@@ -92,31 +80,21 @@ def _order(cell: Measured) -> tuple[Any, ...]:
 def runs_table(runs: Sequence[Run]) -> Table:
     """Where the numbers come from; what all runs have in common is said once, below."""
     rows = [_row(run) for run in runs]
-    columns = [Column(key=key, title=key, words=True) for key in rows[0]]
-    notes = []
-    for key in ("device", "versions"):
-        values = {row[key] for row in rows}
-        if len(values) == 1:
-            columns = [column for column in columns if column.key != key]
-            notes.append(f"{key.capitalize()}: {values.pop()}.")
+    common = [key for key in ("device", "versions") if len({row[key] for row in rows}) == 1]
+    columns = [Column(key, key, words=True) for key in rows[0] if key not in common and any(row[key] for row in rows)]
+    notes = [f"{key.capitalize()}: {rows[0][key]}." for key in common]
     entries = [{key: words(value) for key, value in row.items()} for row in rows]
-    return Table(name="runs", title="Runs", columns=without_empty_columns(columns, entries), rows=entries, notes=notes)
+    return Table(name="runs", title="Runs", columns=columns, rows=entries, notes=notes)
 
 
 def _row(run: Run) -> dict[str, str]:
+    taken = [cell.about["taken_from"] for cell in run.cells if "taken_from" in cell.about]
+    unfinished = sum(not cell.complete for cell in run.cells)
+    remarks = ["device shared with other work"] if not all(cell.timed for cell in run.cells) else []
+    remarks += [f"{len(taken)} of them measured in {', '.join(sorted(set(taken)))}"] if taken else []
+    remarks += [f"{unfinished} not finished"] if unfinished else []
+    devices = dict.fromkeys(str(cell.about.get("device_name") or cell.cell.device) for cell in run.cells)
     versions = {name: text for cell in run.cells for name, text in cell.about.get("versions", {}).items()}
-    remarks = ["device shared with other work"] if any(not cell.timed for cell in run.cells) else []
-    if taken := sorted({cell.about["taken_from"] for cell in run.cells if "taken_from" in cell.about}):
-        count = sum("taken_from" in cell.about for cell in run.cells)
-        remarks.append(f"{count} of them measured in {', '.join(taken)}")
-    if unfinished := sum(not cell.complete for cell in run.cells):
-        remarks.append(f"{unfinished} not finished")
-    return {
-        "run": run.name,
-        "title": run.title or "",
-        "cells": str(len(run.cells)),
-        "remarks": "; ".join(remarks),
-        "device": ", ".join(dict.fromkeys(str(c.about.get("device_name") or c.cell.device) for c in run.cells)),
-        "versions": ", ".join(f"{name} {text}" for name, text in versions.items()),
-        "command": str(run.about.get("command") or ""),
-    }
+    row = {"run": run.name, "title": run.title or "", "cells": str(len(run.cells)), "remarks": "; ".join(remarks)}
+    row |= {"device": ", ".join(devices), "versions": ", ".join(f"{name} {text}" for name, text in versions.items())}
+    return row | {"command": run.command}

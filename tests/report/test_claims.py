@@ -3,8 +3,8 @@
 import pytest
 from synthetic_runs import cell_of, write
 
+from unmask.report.claims import CLAIMS, FAILS, HOLDS, OPEN, SLOWLY, UNKNOWN, checks, claims_tables
 from unmask.report.runs import read_runs
-from unmask.report.shape import CLAIMS, FAILS, HOLDS, OPEN, SLOWLY, UNKNOWN, checks, checks_tables
 
 FALLS, RISES, TWICE, NONE, UNIFORM, ONE_SHOT, BASELINE, LENGTH, BLOCKS = CLAIMS
 
@@ -25,8 +25,8 @@ def test_passes_that_fall_with_the_threshold(tmp_path):
     for threshold, passes in ((0.7, 10), (0.8, 12), (0.95, 20)):
         write_all(tmp_path, {"x": passes}, x={"threshold": threshold})
     found = check(tmp_path, FALLS)
-    assert found.verdict == HOLDS
-    assert found.certainty == "2 of 2 differences beyond chance"
+    assert (found.verdict, found.against) == (HOLDS, "")
+    assert list(found.differences) == ["τ = 0.7 → τ = 0.8", "τ = 0.8 → τ = 0.95"]
     assert found.values.startswith("τ = 0.7: 10.00 [9.7")
     assert "τ = 0.8: 12.00 [11.7" in found.values
 
@@ -35,38 +35,34 @@ def test_equal_passes_do_not_fall(tmp_path):
     for threshold in (0.7, 0.8):
         write_all(tmp_path, {"x": 10}, x={"threshold": threshold})
     found = check(tmp_path, FALLS)
-    assert found.verdict == FAILS
-    assert found.certainty == "beyond chance; against: τ 0.7 → 0.8: 0 on every item"
+    assert (found.verdict, found.against) == (FAILS, "τ = 0.7 → τ = 0.8: 0.00")
 
 
-def test_a_difference_within_chance_is_undecided_and_the_means_are_told(tmp_path):
+def test_a_difference_within_chance_is_undecided_and_is_shown(tmp_path):
     write(tmp_path, cell_of(threshold=0.8), passes=[10, 14] * 20, right=0.9)
     write(tmp_path, cell_of(threshold=0.9), passes=[14, 11] + [14, 10] * 19, right=0.9)
     found = check(tmp_path, FALLS)
-    assert found.comparisons[0].difference == pytest.approx(1 / 40)
-    assert (found.verdict, found.by_means, found.certainty) == (OPEN, HOLDS, "within chance")
-    assert found.to_dict()["by_means"] == HOLDS
-    summary, places = checks_tables([found])
-    assert summary.rows[0][OPEN].text == "tiny, sudoku, block 32 (within chance)"
-    assert not summary.rows[0][HOLDS].text
-    assert places.rows[0]["by the means"].text == HOLDS
+    assert found.verdict == found.to_dict()["verdict"] == OPEN
+    assert found.differences["τ = 0.8 → τ = 0.9"].value == pytest.approx(1 / 40)
+    (row,) = claims_tables([found])[0].rows
+    assert row["place"].text == "tiny, sudoku, block 32"
+    assert row["verdict"].text == OPEN
+    assert row["against"].text.startswith("τ = 0.8 → τ = 0.9: 0.03 [−")
 
 
 def test_a_difference_the_other_way_is_undecided_too_while_within_chance(tmp_path):
     write(tmp_path, cell_of(threshold=0.8), passes=[14, 11] + [14, 10] * 19, right=0.9)
     write(tmp_path, cell_of(threshold=0.9), passes=[10, 14] * 20, right=0.9)
     found = check(tmp_path, FALLS)
-    assert (found.verdict, found.by_means) == (OPEN, FAILS)
-    summary, _ = checks_tables([found])
-    assert "(τ 0.8 → 0.9: −0.03 [" in summary.rows[0][OPEN].text
-    assert not summary.rows[0][FAILS].text
+    assert found.verdict == OPEN
+    assert found.against.startswith("τ = 0.8 → τ = 0.9: −0.03 [")
 
 
 def test_one_item_decides_nothing(tmp_path):
     for threshold, passes in ((0.8, 10), (0.9, 20)):
         write(tmp_path, cell_of(threshold=threshold, items=1), passes=[passes], right=[True])
     found = check(tmp_path, FALLS)
-    assert (found.verdict, found.by_means) == (OPEN, HOLDS)
+    assert (found.verdict, found.against) == (OPEN, "τ = 0.8 → τ = 0.9: 10.00")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +81,7 @@ def test_one_update_must_cost_more_than_twice(tmp_path, one, verdict):
     write(tmp_path, cell_of(), passes=[20] * 40, right=0.9)
     found = check(tmp_path, TWICE)
     assert found.verdict == verdict
-    assert found.comparisons[0].difference == one - 40
+    assert [difference.value for difference in found.differences.values()] == [one - 40]
 
 
 def test_the_order_of_the_variants(tmp_path):
@@ -114,7 +110,7 @@ def test_larger_blocks(tmp_path):
         write_all(tmp_path, {"x": passes}, x={"block_size": size})
     found = check(tmp_path, BLOCKS)
     assert found.verdict == FAILS
-    assert "against: block 16 → 32: −1.00" in found.certainty
+    assert found.against.startswith("block 32 → block 16: −1.00")
 
 
 def test_a_block_beyond_the_answer_is_no_larger_block(tmp_path):
@@ -122,31 +118,33 @@ def test_a_block_beyond_the_answer_is_no_larger_block(tmp_path):
         write_all(tmp_path, {"x": 20 if size == 64 else 12}, x={"block_size": size})
     found = check(tmp_path, BLOCKS)
     assert found.verdict == HOLDS
-    assert [step.what for step in found.comparisons] == ["block 64 → 128"]
+    assert list(found.differences) == ["block 128 → block 64"]
 
 
-def test_the_summary_has_a_line_a_claim_with_what_speaks_against_it(tmp_path):
+def test_the_table_has_a_row_for_each_place_with_what_speaks_against_the_claim(tmp_path):
     for task, passes in (("sudoku", 12), ("countdown-3", 9)):
         for threshold, mean in ((0.8, 10), (0.9, passes)):
             write_all(tmp_path, {"x": mean}, x={"task": task, "threshold": threshold})
-    summary, _ = checks_tables(checks(read_runs([tmp_path])[0].cells))
-    row = next(row for row in summary.rows if row["claim"].text == FALLS)
-    assert row[HOLDS].text == "tiny, sudoku, block 32"
-    assert row[FAILS].text.startswith("tiny, countdown-3, block 32 (τ 0.8 → 0.9: −1.00")
+    (table,) = claims_tables(checks(read_runs([tmp_path])[0].cells))
+    rows = {row["place"].text: row for row in table.rows if row["claim"].text == FALLS}
+    sudoku, countdown = rows["tiny, sudoku, block 32"], rows["tiny, countdown-3, block 32"]
+    assert (sudoku["verdict"].text, sudoku["against"].text) == (HOLDS, "–")
+    assert countdown["verdict"].text == FAILS
+    assert countdown["against"].text.startswith("τ = 0.8 → τ = 0.9: −1.00")
 
 
 def test_what_was_not_run_is_not_measured(tmp_path):
     write(tmp_path, cell_of("threshold", threshold=0.9), passes=9.0, right=0.9)
     found = checks(read_runs([tmp_path])[0].cells)
     assert [one.verdict for one in found] == [UNKNOWN] * len(CLAIMS)
-    assert checks_tables(found) == []
+    assert claims_tables(found) == []
 
 
 def test_claims_that_were_not_measured_are_counted_not_listed(tmp_path):
     write(tmp_path, cell_of("entropy"), passes=[128] * 40, right=0.9)
-    summary, places = checks_tables(checks(read_runs([tmp_path])[0].cells))
-    assert [row["claim"].text for row in summary.rows] == [row["claim"].text for row in places.rows] == [LENGTH]
-    assert f"{len(CLAIMS) - 1} of the paper's {len(CLAIMS)} claims were not measured" in summary.notes[-1]
+    (table,) = claims_tables(checks(read_runs([tmp_path])[0].cells))
+    assert [row["claim"].text for row in table.rows] == [LENGTH]
+    assert f"{len(CLAIMS) - 1} of the paper's {len(CLAIMS)} claims were not measured" in table.notes[-1]
 
 
 def test_unfinished_cells_prove_nothing(tmp_path):

@@ -1,0 +1,257 @@
+"""The kinds of study: which cells of a run make the rows of which tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unmask.evals import statistics
+from unmask.evals.statistics import Estimate
+from unmask.report import compare, paper, tables
+from unmask.report.compare import baseline_of, groups, questions
+from unmask.report.labels import changes, labels, with_parameters
+from unmask.report.measured import Measured, common_sums, value_of
+from unmask.report.table import Column, Row, Table, estimate, mark_best, number, words
+from unmask.report.tables import Line, Sections, lines_table, weights_of
+
+Cells = Sequence[Measured]
+Parts = dict[str, Sections]  # what the title of a table adds -> its lines
+
+SIGNS = {"threshold": "τ", "iterations": "R"}
+FINISHED = "Finished cells only. Intervals and paired tests are in the table of each task."
+AUP = (
+    "AUP (accuracy under parallelism): area under accuracy over tokens per pass (answer tokens), weighted by nearness "
+    "to the best accuracy of any policy on the task; larger is better. A point more than 5 points of accuracy below "
+    "the slowest of its policy does not count. Intervals by resampling the items of a task for all policies together: "
+    "one is wide where a point is close to that limit."
+)
+
+
+class Curve(NamedTuple):
+    """The finished cells of a policy on a task, slowest first; those too far below the slowest do not count."""
+
+    name: str  # the policy, with the changes that all cells share
+    cells: Cells
+    aup: Estimate | None
+    dropped: Cells
+
+
+def curves(cells: Cells) -> list[Curve]:
+    """The curves of all policies on one task. Several runs may hold parts of one curve, from whatever device."""
+    done = [cell for cell in cells if cell.complete and cell.passes() is not None]
+    lines = [sorted(same, key=lambda c: -c.columns["passes"].mean()) for same in groups(done, lambda c: c.policy)]
+    sums = dict(zip(done, common_sums(done), strict=False))
+    if not sums:
+        return []
+    speed = {cell: own["answer"] / own["passes"] for cell, own in sums.items()}
+    accuracy = {cell: 100 * own["correct"] / own["items"] for cell, own in sums.items()}
+    found = []
+    for line in lines:
+        points = [np.column_stack([values[cell] for cell in line]) for values in (speed, accuracy)]
+        # Every resample is a table of its own, with its own best accuracy and its own points that do not count.
+        area, kept = statistics.aup(*points, np.max(list(accuracy.values()), axis=0))
+        dropped = [cell for cell, counts in zip(line, kept[0], strict=True) if not counts]
+        first, *others = [changes(cell) for cell in line]
+        same = {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
+        found.append(Curve(with_parameters(line[0].policy, same), line, statistics.estimate(area), dropped))
+    return found
+
+
+def _pivots(kind: str, cells: Cells) -> list[Table]:
+    """For every model a table with columns for each task: of main studies a first look, of curves the AUP."""
+    found = []
+    for of_model in groups(cells, lambda cell: cell.cell.model):
+        of_tasks = groups(of_model, lambda cell: cell.cell.task)
+        # Of a task that was run with several numbers of items, the table has the most.
+        tasks = [max(groups(of_task, questions), key=lambda same: same[0].cell.items) for of_task in of_tasks]
+        columns, rows, notes = [tables.column_of("label")], dict[str, Row](), [AUP if kind == "curves" else FINISHED]
+        for same in tasks:
+            columns += _curve_columns(same, rows, notes) if kind == "curves" else _main_columns(same, rows)
+        named = [{"label": words(label)} | row for label, row in rows.items()]
+        fair = all(tables.may_be_best(cell) for same in tasks for cell in same if cell.complete)
+        marked, model = mark_best(columns, named, [fair] * len(rows)), of_model[0].model
+        name, title = ("aup", f"AUP, {model}") if kind == "curves" else ("overview", f"{model}: overview")
+        table = Table(name=file_name(f"{name}-{model}"), title=title, columns=columns, rows=marked, notes=notes)
+        found += [table] if kind == "curves" or len(tasks) > 1 else []
+    return found
+
+
+def _main_columns(same: Cells, rows: dict[str, Row]) -> list[Column]:
+    """Accuracy and passes of every policy on a task, without intervals."""
+    task = same[0].cell.task
+    for cell, label in labels(same, block=True).items():
+        row, accuracy, passes = rows.setdefault(label, {}), cell.accuracy(), cell.passes()
+        if cell.complete:
+            row[f"{task}_accuracy"] = number(accuracy and accuracy.value)
+            row[f"{task}_passes"] = number(passes and passes.value)
+    return [Column(f"{task}_accuracy", f"{task} %", wanted="high"), Column(f"{task}_passes", "NFE", wanted="low")]
+
+
+def _curve_columns(same: Cells, rows: dict[str, Row], notes: list[str]) -> list[Column]:
+    task = same[0].cell.task
+    for curve in curves(same):
+        rows.setdefault(curve.name, {})[f"{task}_aup"] = estimate(curve.aup)
+    left_out = {label: cell for cell, label in labels(same).items() if not cell.complete}
+    items = [f"{label}, {cell.done} of {cell.cell.items or '?'} items" for label, cell in left_out.items()]
+    notes += [f"{task}: left out, as not finished: {'; '.join(items)}."] if items else []
+    return [Column(f"{task}_aup", task, wanted="high")]
+
+
+def _line(label: str, cell: Measured, pool: Cells, printed: paper.Printed | None = None) -> Line:
+    return Line(label=label, cell=cell, baseline=baseline_of(cell, pool), printed=printed)
+
+
+def _rows(same: Cells, pool: Cells) -> Parts:
+    return {"": [[_line(label, cell, pool, paper.main(cell)) for cell, label in labels(same).items()]]}
+
+
+def _variant(name: str, cell: Measured, pool: Cells, kind: str) -> Line:
+    label = f"{cell.policy}: {name}" if name == compare.BASELINE else name
+    return _line(label, cell, pool, paper.study(kind, cell))
+
+
+def _ablation(same: Cells, pool: Cells) -> Parts:
+    """Mean-field without its parts, one table for each setting."""
+    found = {}
+    for variants in compare.ablations(same):
+        *_, last = variants.values()
+        setting = {"τ": last.cell.policy["threshold"]} | changes(last, "threshold", "interaction", "iterations")
+        title = "".join(f", {key} = {value}" for key, value in setting.items())
+        found[title] = [[_variant(name, cell, pool, "ablation") for name, cell in variants.items()]]
+    return found
+
+
+def _sensitivity(same: Cells, pool: Cells) -> Parts:
+    """Mean-field as its threshold and its number of updates are turned, one at a time."""
+    turned = {knob: compare.sweep_of(same, knob) for knob in SIGNS}
+    first = next((sweep[0] for sweep in turned.values() if sweep), None)
+    baseline = first and baseline_of(first, pool)
+    sections = [[_variant(compare.BASELINE, baseline, pool, "sensitivity")]] if baseline else []
+    for knob, sweep in turned.items():
+        names = {c: with_parameters(f"{SIGNS[knob]} = {value_of(c, knob)}", changes(c, knob)) for c in sweep}
+        sections.append([_line(names[c], c, pool, paper.study("sensitivity", c, knob)) for c in sweep])
+    return {"": sections}
+
+
+def _blocks(same: Cells, pool: Cells) -> Parts:
+    """Every policy that was run with more than one block size, each size beside the baseline of its own."""
+
+    def line(label: str, cell: Measured) -> Line:
+        near = [other for other in pool if value_of(other, "block_size") == value_of(cell, "block_size")]
+        return _line(label, cell, near)
+
+    names = labels(same)
+    return {"": [[line(names[cell], cell) for cell in sweep] for sweep in compare.sweeps(same, "block_size")]}
+
+
+def _curves(same: Cells, pool: Cells) -> Parts:
+    """Every policy as its knob is turned, slowest first."""
+    found = curves(same)
+    cells = [cell for curve in found for cell in curve.cells]
+    lines = {cell: _line(label, cell, pool) for cell, label in labels(cells).items()}
+    for cell in (cell for curve in found for cell in curve.dropped):
+        lines[cell].extra["aup"] = words("left out")
+    return {"": [[lines[cell] for cell in curve.cells] for curve in found]}
+
+
+def _lengths(same: Cells, pool: Cells) -> Parts:
+    """Each task at several lengths, compared with the shortest."""
+    tasks = groups(same, lambda cell: compare.identity(cell, "max_tokens", "block_size"))
+    tasks = [sorted(of_task, key=lambda cell: cell.cell.settings["max_tokens"]) for of_task in tasks]
+    return {"": [[Line(cell=cell, baseline=of_task[0]) for cell in of_task] for of_task in tasks]}
+
+
+def _weights(same: Cells, pool: Cells) -> Parts:
+    """Each task with several formats, compared with the weights that are not quantised."""
+    order = (None, *tables.QUANTIZED)
+    tasks = groups(same, lambda cell: compare.identity(cell, "model"))
+    tasks = [sorted(of_task, key=lambda cell: order.index(weights_of(cell))) for of_task in tasks]
+    plain = [of_task[0] if weights_of(of_task[0]) is None else None for of_task in tasks]
+    return {"": [[Line(cell=cell, baseline=b) for cell in of_task] for of_task, b in zip(tasks, plain, strict=True)]}
+
+
+def _duels(name: str, title: str, sections: Sections) -> list[Table]:
+    """Mean-field against every other row on the same items; nothing where it is not there exactly once."""
+    done = [line for line in chain.from_iterable(sections) if line.cell.complete]
+    own = [line for line in done if line.cell.policy == "mean_field"]
+    duels = [replace(line, cell=own[0].cell, baseline=line.cell) for line in done if len(own) == 1 and line not in own]
+    tests = [(duel, test.p) for duel in duels if (test := compare.paired(duel.cell, duel.baseline)) is not None]
+    corrected = statistics.holm([p for _, p in tests])
+    lines = [
+        replace(duel, extra={"p_corrected": tables.p_value(p)}) for (duel, _), p in zip(tests, corrected, strict=True)
+    ]
+    if not lines:
+        return []
+    table = lines_table(f"{name}-duels", f"{title}: {own[0].label} against each", tables.DUELS, [lines])
+    first, *others = table.columns
+    return [replace(table, columns=[replace(first, title=f"{own[0].label} against"), *others])]
+
+
+def _task(cell: Measured) -> tuple[Any, str, str]:
+    """What the cells of a table share; for its file name; for its title."""
+    return questions(cell), f"{cell.model}-{cell.cell.task}", f"{cell.model}, {cell.cell.task}"
+
+
+def _policy(cell: Measured) -> tuple[Any, str, str]:
+    """The same for a table of all tasks, whatever the format of the weights."""
+    model = cell.cell.model.removesuffix(f"+{weights_of(cell)}").rstrip("/")
+    short = model.rsplit("/", 1)[-1]
+    return model, f"{short}-{cell.policy}", f"{short}, {with_parameters(cell.policy, changes(cell))}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """One kind of study: how its cells are chosen and grouped, and how a group is shown."""
+
+    title: str
+    parts: Callable[[Cells, Cells], Parts]  # of a group; the baselines are among all cells
+    keys: Sequence[str] = tables.RESULTS
+    baseline: str | None = None  # other than one token a pass
+    choose: Callable[[Cells], list[Measured]] = compare.unique
+    subject: Callable[[Measured], tuple[Any, str, str]] = _task
+
+
+STUDIES = {
+    "main": Study("", _rows, choose=compare.without_copies),
+    "ablation": Study("Ablation", _ablation),
+    "sensitivity": Study("Sensitivity of mean-field", _sensitivity),
+    "blocks": Study("Block size", _blocks),
+    # Neither answers nor passes are meant to depend on the device: each question counts once.
+    "curves": Study(
+        "Accuracy and passes", _curves, choose=lambda c: compare.unique(c, "device", "dtype", "batch_size")
+    ),
+    "lengths": Study("Response length", _lengths, tables.COMPARED, "the shortest of the task", subject=_policy),
+    "speed": Study("Speed", _rows, tables.SPEED),
+    "weights": Study("Weights in 8 bits", _weights, tables.COMPARED, "the weights as they were", subject=_policy),
+}
+
+
+def tables_of(kind: str, cells: Cells) -> list[Table]:
+    """All tables of the cells of one kind of study."""
+    study = STUDIES[kind]
+    chosen = study.choose(cells)
+    found = _pivots(kind, chosen) if kind in ("main", "curves") else []
+    for same in groups(chosen, study.subject):
+        _, subject, about = study.subject(same[0])
+        for addition, sections in study.parts(same, cells).items():
+            if any(sections):
+                name = file_name(f"{kind}-{subject}", [table.name for table in found])
+                title = ", ".join(part for part in (study.title, about + addition) if part)
+                found.append(tables.results_table(name, title, study.keys, sections, study.baseline))
+                if study.subject is _task:
+                    found.append(
+                        lines_table(f"{name}-details", f"{title}: details", tables.DETAILS, sections, details=True)
+                    )
+                found += _duels(name, title, sections) if kind == "main" else []
+    return found
+
+
+def file_name(text: str, taken: Sequence[str] = ()) -> str:
+    """The text as the name of a file, with a number where it is taken."""
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+    return next(n for n in (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3))) if n not in taken)
