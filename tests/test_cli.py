@@ -14,7 +14,7 @@ from unmask import cli, flags
 from unmask.cli import run
 from unmask.conversation import Conversation
 from unmask.engine.generator import Generator
-from unmask.models.toy import SENTENCE
+from unmask.models.toy import SENTENCE, Toy
 from unmask.trace.record import Trace
 
 
@@ -132,17 +132,16 @@ def test_a_chat_template_is_applied_on_request(capsys):
     assert json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"] == len("user: Hi\n") + 1
 
 
-def test_every_batch_is_printed_when_it_is_done(capsys, monkeypatch):
-    printed = []
-    real = Generator._decode
+def test_every_output_is_printed_when_it_is_done(capsys, monkeypatch):
+    printed, real = {}, Toy.predict
 
-    def watch(self, *arguments, **options):
-        printed.append(capsys.readouterr().out)
-        return real(self, *arguments, **options)
+    def watch(self, tokens, **options):
+        printed.setdefault(tokens.shape[1], capsys.readouterr().out)
+        return real(self, tokens, **options)
 
-    monkeypatch.setattr(Generator, "_decode", watch)
+    monkeypatch.setattr(Toy, "predict", watch)
     assert run(["generate", "--model", "toy", "a longer one", "b", "--batch-size", "1", "--max-tokens", "3"]) == 0
-    assert printed == ["", "Eve\n"]
+    assert list(printed.values()) == ["", "Eve\n"]  # before the first pass of each prompt
     assert capsys.readouterr().out == "Eve\n"
 
 
