@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,20 +49,15 @@ def root(
 
 
 @app.command()
-@flags.with_settings()
+@flags.with_flags(Settings)
+@flags.with_flags(flags.Model)
 def generate(
+    chosen: flags.Model,
     settings: Settings,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Several are decoded together.")] = None,
     file: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Read a prompt; .jsonl: many; -: stdin.")
     ] = None,
-    model: flags.Model = flags.DEFAULT_MODEL,
-    policy: flags.PolicyName = None,
-    set_: flags.PolicyField = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    quantize: flags.Quantize = None,
-    revision: flags.Revision = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the checkpoint's chat template.")] = False,
     infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Record every forward pass to this file (JSON lines).")] = None,
@@ -74,15 +68,15 @@ def generate(
     """Continue one or more prompts (or fill the masks in them)."""
     texts = flags.read_prompts(prompts, file)
     flags.check_writable(trace)
-    llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
-    chosen = flags.choose_policy(llm, policy, set_)
-    terminal.note(flags.about_model(model, texts))
+    llm = chosen.load()
+    policy = chosen.choose(llm)
+    terminal.note(chosen.about(texts))
     call, asked = flags.way_to_ask(llm, texts, chat=chat, infill=infill)
     detail = flags.detail(trace, overlap=trace_overlap)
     if len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill or trace):
-        terminal.show_stream(llm.stream(asked[0], policy=chosen, settings=settings))
+        terminal.show_stream(llm.stream(asked[0], policy=policy, settings=settings))
         return
-    options = {"policy": chosen, "settings": settings, "trace": detail, "batch_size": batch_size}
+    options = {"policy": policy, "settings": settings, "trace": detail, "batch_size": batch_size}
 
     def show(output: Output) -> None:
         print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text, flush=True)
@@ -94,46 +88,32 @@ def generate(
 
 
 @app.command()
-@flags.with_settings(early_stop=True)
+@flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(flags.Model)
 def chat(
+    chosen: flags.Model,
     settings: Settings,
-    model: flags.Model = flags.DEFAULT_MODEL,
-    policy: flags.PolicyName = None,
-    set_: flags.PolicyField = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    quantize: flags.Quantize = None,
-    revision: flags.Revision = None,
 ) -> None:
     """Talk with a model; /help lists the commands of the conversation."""
     from unmask.conversation import Conversation
 
-    llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
-    talk = Conversation(llm, policy=flags.choose_policy(llm, policy, set_), settings=settings, system=system)
-    terminal.converse(talk, partial(flags.about_model, model))
+    llm = chosen.load()
+    talk = Conversation(llm, policy=chosen.choose(llm), settings=settings, system=system)
+    terminal.converse(talk, chosen.about)
 
 
 @app.command()
-@flags.with_server()
-@flags.with_settings(early_stop=True)
-def serve(
-    settings: Settings,
-    config: ServerConfig,
-    model: flags.Model = flags.DEFAULT_MODEL,
-    policy: flags.PolicyName = None,
-    set_: flags.PolicyField = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    quantize: flags.Quantize = None,
-    revision: flags.Revision = None,
-) -> None:
+@flags.with_flags(ServerConfig)
+@flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(flags.Model)
+def serve(chosen: flags.Model, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
     serving, config = flags.serving(), flags.with_api_key(config)
     with serving.bind(config) as bound:
-        llm = flags.load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
-        chosen = flags.choose_policy(llm, policy, set_)
-        serving.Server(llm, config, policy=chosen, settings=settings, say=terminal.note).run(bound)
+        llm = chosen.load()
+        policy = chosen.choose(llm)
+        serving.Server(llm, config, policy=policy, settings=settings, say=terminal.note).run(bound)
 
 
 @app.command()
@@ -149,7 +129,9 @@ def policies(as_json: flags.Json = False) -> None:
 
 
 @app.command("eval")
+@flags.with_flags(flags.Device)
 def evaluate(
+    where: flags.Device,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML file: models, policies, settings, tasks.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; one that is there is resumed. [default: runs/RECIPE]")
@@ -160,9 +142,6 @@ def evaluate(
     shots: Annotated[int | None, typer.Option(min=0, help="Worked examples in the prompt.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Instead of the recipe's models (may be repeated).")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Instead of the recipe's tasks (may be repeated).")] = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    quantize: flags.Quantize = None,
     allow_unsandboxed: Annotated[
         bool, typer.Option("--allow-unsandboxed", help="Run code that a model wrote even without bubblewrap.")
     ] = False,
@@ -181,7 +160,7 @@ def evaluate(
 
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
-    how = {"device": device, "dtype": dtype, "quantize": quantize}
+    how = asdict(where)
     truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
     chosen = read(recipe, {**sizes, **places, **how, **truths})
     runner, folder = backend_named(backend), out or Path("runs") / recipe.stem
@@ -268,94 +247,40 @@ def bench_rule(
             seed=seed,
             naive=printed,
         )
-    _show_timings(timings, terminal.show_rule_timings, as_json=as_json)
+    rows = [row for timing in timings for row in timing.rows()]
+    _show_timings(timings, timings[0].in_words(), rows, as_json=as_json)
 
 
 @bench.command("step")
-def bench_step(
-    model: flags.BenchModel = None,
-    shape: flags.Shape = None,
-    random_weights: flags.RandomWeights = False,
-    prompt_tokens: flags.PromptTokens = None,
-    batch: flags.Batch = None,
-    cache: flags.Cache = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 256,
-    block_size: flags.BlockSize = None,
-    policy: flags.BenchPolicy = None,
-    set_: flags.PolicyField = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    quantize: flags.Quantize = None,
-    repeats: flags.Repeats = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and prompts.")] = 0,
-    as_json: flags.Json = False,
-) -> None:
+@flags.with_flags(flags.Bench, repeats=5)
+def bench_step(chosen: flags.Bench, as_json: flags.Json = False) -> None:
     """Time single forward passes (model, policy, commit) beside the floor of this device, which it measures too."""
     from unmask.bench.step import bench_step as measure
     from unmask.bench.step import missing_passes
 
-    sizes: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "batches": batch,
-        "caches": cache,
-        "max_tokens": max_tokens,
-    }
-    sizes |= {"block_size": block_size, "repeats": repeats, "seed": seed}
-    chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
-    chosen |= {"device": device, "dtype": dtype, "quantize": quantize}
     with terminal.status("preparing") as shown:
-        subject, workload = flags.for_bench(sizes, **chosen, policy=policy, pairs=set_)
-        timings = measure(subject, workload, on_progress=shown.update)
+        timings = measure(*chosen.open(), on_progress=shown.update)
     for line in missing_passes(timings):
         terminal.note(line)
-    _show_timings(timings, terminal.show_step_timings, as_json=as_json)
+    _show_timings(timings, timings[0].subject.in_words(), [timing.row() for timing in timings], as_json=as_json)
 
 
 @bench.command("generate")
-def bench_generate(
-    model: flags.BenchModel = None,
-    shape: flags.Shape = None,
-    random_weights: flags.RandomWeights = False,
-    prompt_tokens: flags.PromptTokens = None,
-    shortest_prompt: flags.ShortestPrompt = None,
-    batch: flags.Batch = None,
-    cache: flags.Cache = None,
-    refresh: flags.Refresh = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 256,
-    block_size: flags.BlockSize = None,
-    policy: flags.BenchPolicy = None,
-    set_: flags.PolicyField = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    quantize: flags.Quantize = None,
-    repeats: flags.Repeats = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and prompts.")] = 0,
-    as_json: flags.Json = False,
-) -> None:
+@flags.with_flags(flags.Bench)
+def bench_generate(chosen: flags.Bench, as_json: flags.Json = False) -> None:
     """Time whole requests beside the floor of this device, which it measures too: tokens/s of everything decoded."""
     from unmask.bench.generate import bench_generate as measure
 
-    sizes: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "batches": batch,
-        "caches": cache,
-        "max_tokens": max_tokens,
-    }
-    sizes |= {"block_size": block_size, "refreshes": refresh, "repeats": repeats, "seed": seed}
-    sizes |= {"shortest_prompt": shortest_prompt}
-    chosen: dict[str, Any] = {"name": model, "shape": shape, "random_weights": random_weights}
-    chosen |= {"device": device, "dtype": dtype, "quantize": quantize}
     with terminal.status("preparing") as shown:
-        subject, workload = flags.for_bench(sizes, **chosen, policy=policy, pairs=set_)
-        timings = measure(subject, workload, on_progress=shown.update)
-    _show_timings(timings, terminal.show_generate_timings, as_json=as_json)
+        timings = measure(*chosen.open(), on_progress=shown.update)
+    _show_timings(timings, timings[0].subject.in_words(), [timing.row() for timing in timings], as_json=as_json)
 
 
-def _show_timings(timings: list[Any], table: Callable[[list[Any]], None], *, as_json: bool) -> None:
+def _show_timings(timings: list[Any], title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
     else:
-        table(timings)
+        terminal.show_timings(title, rows)
 
 
 def main(arguments: list[str] | None = None) -> None:

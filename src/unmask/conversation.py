@@ -41,7 +41,7 @@ class Conversation:
             return "the conversation starts afresh"
         if verb == "/policy":
             if words:
-                self.policy = flags.choose_policy(self.llm, words[0], words[1:])
+                self.policy = flags.choose_policy(self.llm.spec, words[0], words[1:])
             return " ".join(f"{key}={value}" for key, value in describe(self.policy).items())
         raise UnmaskError(f"unknown command {verb!r}; {HELP}")
 

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -20,79 +20,121 @@ import typer
 
 from unmask.errors import UnmaskError
 from unmask.serve.config import ServerConfig
-from unmask.settings import Settings
 
 if TYPE_CHECKING:
     from unmask.bench.workload import Workload
     from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
     from unmask.evals.store import CellFolder
-    from unmask.models.base import MaskedLM
+    from unmask.models.base import MaskedLM, ModelSpec
     from unmask.policies import Policy
     from unmask.report.measured import Measured
     from unmask.types import Output
 
-DEFAULT_MODEL = "tiny"
-
-Model = Annotated[str, typer.Option(help="Checkpoint folder, hub name, 'tiny' or 'toy'.")]
-PolicyName = Annotated[
-    str | None, typer.Option(help="Which positions to commit: see `unmask policies`. [default: mean_field]")
-]
-PolicyField = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy.")]
-Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu. [default: the best there is]")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. [default: by device]")]
-Quantize = Annotated[str | None, typer.Option(help="fp8 or int8: weights of the blocks in 8 bits. [default: off]")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-
-BenchModel = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder, hub name, 'tiny' or 'toy'.")
-]
-Shape = Annotated[
-    str | None,
-    typer.Option(help="Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"),
-]
-RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Only the sizes are real: no weights are read.")]
-PromptTokens = Annotated[
-    list[int] | None, typer.Option(min=1, help="Length of the prompts (may be repeated). [default: 256]")
-]
-ShortestPrompt = Annotated[
-    int | None,
-    typer.Option(min=1, help="Spread the lengths of a batch's prompts evenly from this one. [default: all alike]"),
-]
-Batch = Annotated[list[int] | None, typer.Option(min=1, help="Rows decoded together (may be repeated). [default: 1]")]
-Cache = Annotated[
-    list[str] | None,
-    typer.Option(help="none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]"),
-]
-Refresh = Annotated[
-    list[str] | None,
-    typer.Option(help="When a cache is recomputed: block, blocks:N or drift:X (may be repeated). [default: block]"),
-]
-BlockSize = Annotated[
-    int | None, typer.Option(min=1, help="Positions per block. [default: 32, or what a block-causal model has]")
-]
-Repeats = Annotated[int, typer.Option(min=1, help="Runs of each that count, after one that does not.")]
-BenchPolicy = Annotated[
-    str | None, typer.Option(help="Which positions to commit. [default: fixed, passes = block size / 4]")
-]
+SET = ("--set",)
 
 
-def with_settings(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every field of Settings; what was typed arrives as its first argument."""
-    return _with_fields(Settings, defaults)
+def _flag(default: Any, about: str, *names: str, **more: Any) -> Any:
+    """A field that is a flag: its default, its help, its names if not its own, and what else typer takes."""
+    return field(default=default, metadata={"help": about, "names": names, "more": more})
 
 
-def with_server() -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same for ServerConfig; its API key is no flag, since others on the machine can read those."""
-    return _with_fields(ServerConfig, {})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where a model is, and in which numbers."""
+
+    device: str | None = _flag(None, "cuda, mps or cpu. [default: the best there is]")
+    dtype: str | None = _flag(None, "float32, bfloat16 or float16. [default: by device]")
+    quantize: str | None = _flag(None, "fp8 or int8: weights of the blocks in 8 bits. [default: off]")
 
 
-def _with_fields(kind: Any, defaults: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Flags for the fields of a dataclass that have a help text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model(Device):
+    """Which model to decode with, and how positions are chosen."""
+
+    model: str = _flag("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
+    revision: str | None = _flag(None, "Branch, tag or commit of a hub name.")
+    policy: str | None = _flag(None, "Which positions to commit: see `unmask policies`. [default: mean_field]")
+    set_: Sequence[str] = _flag((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+
+    def load(self) -> Generator:
+        from unmask.engine.load import load
+
+        where = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize, "revision": self.revision}
+        return load(self.model, **where)
+
+    def choose(self, llm: Generator) -> Policy:
+        return choose_policy(llm.spec, self.policy, self.set_)
+
+    def about(self, prompts: list[str]) -> str | None:
+        """What to say of prompts for which the embedded model was not trained."""
+        from unmask import tasks
+
+        prefixes = [tasks.get(name).prefix for name in tasks.names()]
+        if self.model != "tiny" or all(prompt.startswith(tuple(prefixes)) for prompt in prompts):
+            return None
+        known = ", ".join(repr(prefix.strip()) for prefix in prefixes)
+        what = f"tiny is a small model that only knows prompts beginning with {known}"
+        return f"{what}; load a real checkpoint with --model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench(Device):
+    """What `unmask bench step` and `generate` measure. Lists may be repeated; every combination is measured."""
+
+    model: str | None = _flag(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
+    shape: str | None = _flag(
+        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
+    )
+    random_weights: bool = _flag(False, "Only the sizes are real: no weights are read.", "--random-weights")
+    prompt_tokens: Sequence[int] = _flag((), "Length of the prompts (may be repeated). [default: 256]", min=1)
+    shortest_prompt: int | None = _flag(
+        None, "Spread the lengths of a batch's prompts evenly from this one. [default: all alike]", min=1
+    )
+    batch: Sequence[int] = _flag((), "Rows decoded together (may be repeated). [default: 1]", min=1)
+    cache: Sequence[str] = _flag(
+        (), "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]"
+    )
+    refresh: Sequence[str] = _flag(
+        (), "When a cache is recomputed: block, blocks:N or drift:X (may be repeated). [default: block]"
+    )
+    max_tokens: int = _flag(256, "Tokens to generate.", min=1)
+    block_size: int | None = _flag(None, "Positions per block. [default: 32, or what a block-causal model has]", min=1)
+    policy: str | None = _flag(None, "Which positions to commit. [default: fixed, passes = block size / 4]")
+    set_: Sequence[str] = _flag((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+    repeats: int = _flag(3, "Runs of each that count, after one that does not.", min=1)
+    seed: int = _flag(0, "Of the random weights and prompts.", min=0)
+
+    def open(self) -> tuple[MaskedLM, Workload]:
+        """What to measure, and what to measure it with; what was not typed is left to its default."""
+        from unmask.bench.subject import open_model
+        from unmask.bench.workload import Workload
+
+        same = ("prompt_tokens", "shortest_prompt", "max_tokens", "block_size", "repeats", "seed")
+        sizes = {name: getattr(self, name) for name in same}
+        sizes |= {"batches": self.batch, "caches": self.cache, "refreshes": self.refresh}
+        workload = Workload(**{name: value for name, value in sizes.items() if value not in (None, ())})
+        how: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
+        model = open_model(self.model, shape=self.shape, random_weights=self.random_weights, seed=self.seed, **how)
+        if self.policy or self.set_:
+            workload = replace(workload, policy=choose_policy(model.spec, self.policy or "fixed", self.set_))
+        return model, workload
+
+
+def choose_policy(spec: ModelSpec, name: str | None, pairs: Sequence[str] = ()) -> Policy:
+    """The family's preset of the named policy, with the fields given by `--set` changed."""
+    from unmask import policies
+    from unmask.engine.plan import preset_name
+
+    return policies.resolve(name, preset_name(spec), parameters=parse_fields(pairs))
+
+
+def with_flags(kind: Any, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for every field of a dataclass that has a help text; it arrives as the first argument."""
     hints = get_type_hints(kind)
     shown = [item for item in fields(kind) if item.metadata]
-    flags = [_flag(item.name, hints[item.name], item, defaults) for item in shown]
+    flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default)) for item in shown]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         first, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -112,14 +154,15 @@ def _with_fields(kind: Any, defaults: dict[str, Any]) -> Callable[[Callable[...,
     return decorate
 
 
-def _flag(name: str, hint: Any, item: Any, defaults: dict[str, Any]) -> inspect.Parameter:
+def _parameter(item: Any, hint: Any, default: Any) -> inspect.Parameter:
     if get_origin(hint) is Sequence:
         hint = list[get_args(hint)[0]]  # ty: ignore[invalid-type-form]
-    help_text, default = item.metadata["help"], defaults.get(name, item.default)
-    if default is not None and default != ():
+    help_text, names, more = item.metadata["help"], item.metadata.get("names", ()), dict(item.metadata.get("more", {}))
+    if default is not None and default != () and not names:
         help_text += f" [default: {str(default).lower() if isinstance(default, bool) else default}]"
-    annotation = Annotated[hint | None, typer.Option(help=help_text)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    make = typer.Argument if more.pop("argument", False) else typer.Option
+    annotation = Annotated[hint | None, make(*names, help=help_text, **more)]
+    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def read_prompts(typed: list[str] | None, files: list[Path] | None) -> list[str]:
@@ -164,14 +207,6 @@ def _prompt_in(line: str, place: str) -> str:
     return prompt
 
 
-def load(
-    model: str, *, device: str | None, dtype: str | None, revision: str | None, quantize: str | None = None
-) -> Generator:
-    from unmask.engine.load import load as load_generator
-
-    return load_generator(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
-
-
 def serving() -> ModuleType:
     """What runs a server, if it is installed."""
     try:
@@ -188,48 +223,6 @@ def with_api_key(config: ServerConfig) -> ServerConfig:
     return replace(config, api_key=key)
 
 
-def about_model(model: str, prompts: list[str]) -> str | None:
-    """What to tell somebody who asks the embedded model for more than it was trained for."""
-    from unmask import tasks
-
-    prefixes = [tasks.get(name).prefix for name in tasks.names()]
-    if model != "tiny" or all(prompt.startswith(tuple(prefixes)) for prompt in prompts):
-        return None
-    known = ", ".join(repr(prefix.strip()) for prefix in prefixes)
-    return f"tiny is a small model that only knows prompts beginning with {known}; load a real checkpoint with --model"
-
-
-def choose_policy(llm: Generator | MaskedLM, name: str | None, pairs: list[str] | None) -> Policy:
-    """The family's preset of the named policy, with the fields given by `--set` changed."""
-    from unmask import policies
-    from unmask.engine.plan import preset_name
-
-    return policies.resolve(name, preset_name(llm.spec), parameters=parse_fields(pairs or []))
-
-
-def for_bench(
-    sizes: dict[str, Any],
-    *,
-    name: str | None,
-    shape: str | None,
-    random_weights: bool,
-    device: str | None,
-    dtype: str | None,
-    policy: str | None,
-    pairs: list[str] | None,
-    quantize: str | None = None,
-) -> tuple[MaskedLM, Workload]:
-    """What to measure, and what to measure it with; sizes that were not typed are left to their defaults."""
-    from unmask.bench.subject import open_model
-    from unmask.bench.workload import Workload
-
-    workload = Workload(**{key: value for key, value in sizes.items() if value is not None})
-    how: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize, "seed": workload.seed}
-    model = open_model(name, shape=shape, random_weights=random_weights, **how)
-    chosen = choose_policy(model, policy or "fixed", pairs) if policy or pairs else None
-    return model, replace(workload, policy=chosen)
-
-
 def complaint_of(error: Any) -> str:
     """What typer says of a wrong command, with the value, which newer releases leave out."""
     message, found = error.format_message(), getattr(error.__cause__, "errors", list)()
@@ -244,7 +237,7 @@ def complaint_of(error: Any) -> str:
     return f"{message}, got {value!r:.80}{repeated}"
 
 
-def parse_fields(pairs: list[str]) -> dict[str, Any]:
+def parse_fields(pairs: Sequence[str]) -> dict[str, Any]:
     """key=value pairs; a value is a number, true, false, none or a word."""
     values: dict[str, Any] = {}
     for pair in pairs:

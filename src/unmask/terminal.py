@@ -18,10 +18,6 @@ from rich.text import Text
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.bench.generate import GenerateTiming
-    from unmask.bench.rule import RuleTiming
-    from unmask.bench.step import StepTiming
-    from unmask.bench.subject import Subject
     from unmask.conversation import Conversation
     from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
@@ -245,104 +241,24 @@ def _widths(console: Console, table: Table) -> Measurement:
     return Measurement.get(console, console.options.update(max_width=10_000), table)
 
 
-def show_rule_timings(timings: list[RuleTiming]) -> None:
-    """Ours above the formula as printed, two lines a size."""
-    first = timings[0]
-    title = f"mean-field rule: {first.device}, {first.threads} threads, {first.dtype}"
-    table = Table(title=title, pad_edge=False)
-    for heading in ("batch", "m x V", "", "time", "memory", "error", "speed-up", "commits"):
-        table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
-    for timing in timings:
-        commits = {True: "same", False: "differ", None: ""}[timing.same_commits]
-        ours = _figures(timing.ours_ms, timing.ours_memory_mib, timing.ours_error)
-        printed = _figures(timing.naive_ms, timing.naive_memory_mib, timing.naive_error)
-        faster = "" if timing.speedup is None else f"{timing.speedup:.1f} x"
-        size = [str(timing.batch), f"{timing.positions} x {timing.vocabulary}"]
-        table.add_row(*size, "ours", *ours, faster, commits)
-        table.add_row("", "", "as printed", *printed, end_section=True)
-    table.caption = f"median of {first.repeats} runs; error of the overlap against float64, before it is normalised"
-    if first.copies > 1:
-        table.caption += (
-            "; ours replayed from a graph, on copies of the logits that together do not fit into the L2 cache"
-        )
+def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table of measurements: a column for each name that has a value somewhere other than the usual one."""
+    from unmask.bench.measure import short
+
     console = Console(highlight=False)
-    # Figures have the width they want, whatever the terminal's; title and caption take what there is.
-    title, caption, table.title, table.caption = table.title, table.caption, None, None
-    console.width = max(console.width, _widths(console, table).maximum)
-    table.title, table.caption = title, caption
-    console.print(table)
-
-
-def _figures(milliseconds: float | None, mebibytes: float | None, error: float | None) -> list[str]:
-    time = "{:.2f} ms" if milliseconds is None or milliseconds >= 1.0 else "{:.3f} ms"
-    forms = ((milliseconds, time), (mebibytes, "{:.0f} MiB"), (error, "{:.0e}"))
-    return ["not measured" if value is None else form.format(value) for value, form in forms]
-
-
-_PARTS = ("model ms", "policy ms", "rest ms", "floor ms")
-
-
-def show_step_timings(timings: list[StepTiming]) -> None:
-    """One line for each kind of pass."""
-    headings = ("prompt", "batch", "cache", "pass", "ms", "10-90 % ms", *_PARTS, "bound by")
-    rows = []
-    for timing in timings:
-        load, spread = timing.load, f"{_short(timing.low_ms)}-{_short(timing.high_ms)}"
-        parts = [_short(value) for value in (timing.model_ms, timing.policy_ms, timing.rest_ms, timing.floor_ms)]
-        size = [load.prompt_in_words, str(load.batch), load.cache, timing.kind]
-        rows.append([*size, _short(timing.ms), spread, *parts, timing.bound_by or "", _times(timing.ratio)])
-    headings = (*headings, "ms / floor")
-    if any(timing.lasting_ratio is not None for timing in timings):
-        headings = (*headings, "ms / lasting floor")
-        rows = [[*row, _times(timing.lasting_ratio)] for row, timing in zip(rows, timings, strict=True)]
-    _show_timings(timings[0].subject, headings, rows)
-
-
-def show_generate_timings(timings: list[GenerateTiming]) -> None:
-    """One line for each request."""
-    headings = ("passes", "ms", "p99 ms", "tokens/s", "kept/s", "ms/pass", "first ms", *_PARTS, "ms / floor")
-    refreshed = any(timing.load.refresh != "block" for timing in timings)
-    sizes = ("prompt", "batch", "cache", *(["refresh"] if refreshed else []))
-    rows = []
-    for timing in timings:
-        load = timing.load
-        size = [load.prompt_in_words, str(load.batch), load.cache]
-        if refreshed:
-            size.append("" if load.cache in ("none", "exact") else load.refresh)
-        speed = [1000 * timing.seconds, 1000 * timing.p99_s, timing.tokens_per_s, timing.kept_tokens_per_s]
-        speed += [timing.ms_per_pass, timing.first_prefix_ms]
-        seconds = (timing.model_s, timing.policy_s, timing.rest_s, timing.floor_s)
-        parts = [None if value is None else 1000 * value for value in seconds]
-        figures = [str(timing.forward_passes), *map(_short, [*speed, *parts]), _times(timing.ratio)]
-        rows.append([*size, *figures])
-    _show_timings(timings[0].subject, (*sizes, *headings), rows)
-
-
-def _show_timings(subject: Subject, headings: tuple[str, ...], rows: list[list[str]]) -> None:
-    console = Console(highlight=False)
-    speeds = f"copies {_short(subject.copy_gb_per_s)} GB/s, multiplies {_short(subject.matmul_tflop_per_s)} TFLOP/s"
-    if subject.lasting_matmul_tflop_per_s is not None:
-        speeds += f" ({_short(subject.lasting_matmul_tflop_per_s)} without a pause)"
-    numbers = subject.dtype if subject.quantized is None else f"{subject.dtype}, {subject.quantized} weights"
-    where = f"{subject.device_name} ({subject.device}), {numbers}, {subject.threads} threads"
-    console.print(Text(f"{subject.model}: {where}; {speeds}", style="bold"), soft_wrap=True)
+    console.print(Text(title, style="bold"), soft_wrap=True)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        left = heading in ("cache", "refresh", "pass", "bound by")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
+    usual = {"refresh": "block"}
+    names = [name for name in rows[0] if any(row[name] not in ("", usual.get(name, "")) for row in rows)]
+    texts = [
+        ["unknown" if row[name] is None else short(row[name]) if isinstance(row[name], float) else str(row[name])
+         for name in names]
+        for row in rows
+    ]  # fmt: skip
+    for name in names:
+        words = name in ("cache", "refresh", "pass", "bound by", "form")
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    for text in texts:
+        table.add_row(*text)
     console.width = max(console.width, _widths(console, table).maximum)
     console.print(table)
-
-
-def _short(value: float | None) -> str:
-    """Three digits, or more where they stand before the point."""
-    if value is None:
-        return "unknown"
-    decimals = next((count for count, least in enumerate((100, 10, 1)) if value >= least), 3)
-    return f"{value:.{decimals}f}"
-
-
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}"

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from unmask.bench.measure import now
 from unmask.bench.passes import announce, floor_of, run_passes
 from unmask.bench.roofline import Ceilings
-from unmask.bench.subject import Subject, ceilings_of
+from unmask.bench.subject import OnProgress, Subject, ceilings_of
 from unmask.bench.workload import Load, Workload
 from unmask.cache.storage import StoragePool
 from unmask.engine.decode import decode
@@ -38,7 +37,7 @@ class GenerateTiming:
     fastest_s: float
     slowest_s: float
     p99_s: float  # nearest rank: of fewer than a hundred runs, the slowest
-    kept_tokens: int  # of the batch, before the end of each text
+    kept_tokens: int  # of the batch, before the end of each text; random weights end texts by accident
     first_prefix_ms: float  # until every row has the beginning of its text for good
     model_s: float
     policy_s: float
@@ -51,46 +50,44 @@ class GenerateTiming:
         return self.load.batch * self.load.max_tokens / self.seconds
 
     @property
-    def tokens_per_pass(self) -> float:
-        """Of the row that takes the most passes."""
-        return self.load.max_tokens / self.forward_passes
-
-    @property
-    def kept_tokens_per_s(self) -> float:
-        """Of the tokens before the end of each text; a model with random weights ends them by accident."""
-        return self.kept_tokens / self.seconds
-
-    @property
-    def p50_s(self) -> float:
-        return self.seconds
-
-    @property
-    def ms_per_pass(self) -> float:
-        return 1000.0 * self.seconds / self.forward_passes
-
-    @property
     def ratio(self) -> float | None:
         return None if self.floor_s is None else self.seconds / self.floor_s
 
     def to_dict(self) -> dict[str, Any]:
-        own = [name for name in self.__slots__ if name not in ("subject", "load")]
-        derived = ["p50_s", "tokens_per_s", "kept_tokens_per_s", "tokens_per_pass", "ms_per_pass", "ratio"]
-        figures = {name: getattr(self, name) for name in own + derived}
-        return self.subject.to_dict() | self.load.to_dict() | figures
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("subject", "load")}
+        derived = {
+            "p50_s": self.seconds,
+            "tokens_per_s": self.tokens_per_s,
+            "kept_tokens_per_s": self.kept_tokens / self.seconds,
+            "tokens_per_pass": self.load.max_tokens / self.forward_passes,  # of the row that takes the most passes
+            "ms_per_pass": 1000.0 * self.seconds / self.forward_passes,
+            "ratio": self.ratio,
+        }
+        return self.subject.to_dict() | self.load.to_dict() | own | derived
+
+    def row(self) -> dict[str, Any]:
+        """The timing as a line of a table."""
+        parts = {"model": self.model_s, "policy": self.policy_s, "rest": self.rest_s, "floor": self.floor_s}
+        return self.load.row() | {
+            "passes": self.forward_passes,
+            "ms": 1000.0 * self.seconds,
+            "p99 ms": 1000.0 * self.p99_s,
+            "tokens/s": self.tokens_per_s,
+            "kept/s": self.kept_tokens / self.seconds,
+            "ms/pass": 1000.0 * self.seconds / self.forward_passes,
+            "first ms": self.first_prefix_ms,
+            **{f"{name} ms": None if value is None else 1000.0 * value for name, value in parts.items()},
+            "ms / floor": "" if self.ratio is None else f"{self.ratio:.2f}",
+        }
 
 
 def bench_generate(
-    model: MaskedLM,
-    workload: Workload,
-    *,
-    ceilings: Ceilings | None = None,
-    on_progress: Callable[[str], None] | None = None,
+    model: MaskedLM, workload: Workload, *, ceilings: Ceilings | None = None, on_progress: OnProgress | None = None
 ) -> list[GenerateTiming]:
     """A timing for each load; one run of each is not counted."""
     loads = workload.loads(model)
     ceilings = ceilings or ceilings_of(model)
-    subject = Subject.of(model, ceilings)
-    timings = []
+    subject, timings = Subject.of(model, ceilings), []
     for number, load in enumerate(loads, 1):
         if on_progress is not None:
             on_progress(f"measuring {number} of {len(loads)}: {load.in_words()}")

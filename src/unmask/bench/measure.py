@@ -100,6 +100,12 @@ def check_room(needed: int, device: torch.device, *, what: str, instead: str) ->
         raise OutOfMemory(f"{what}: this needs at least {sizes}; {instead}")
 
 
+def short(value: float) -> str:
+    """Three digits, or more where they stand before the point."""
+    decimals = next((count for count, least in enumerate((100, 10, 1)) if value >= least), 3)
+    return f"{value:.{decimals}f}"
+
+
 def _resident_kib(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):

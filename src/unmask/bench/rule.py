@@ -8,7 +8,7 @@ not fit into the L2 cache together; the printed formula is called: its milliseco
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -57,6 +57,30 @@ class RuleTiming:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"speedup": self.speedup}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The timing as two lines of a table: ours, and the formula as printed."""
+        size = {"batch": self.batch, "m x V": f"{self.positions} x {self.vocabulary}"}
+        faster = "" if self.speedup is None else f"{self.speedup:.1f} x"
+        commits = {True: "same", False: "differ", None: ""}[self.same_commits]
+        ours = _in_words(self.ours_ms, self.ours_memory_mib, self.ours_error)
+        printed = _in_words(self.naive_ms, self.naive_memory_mib, self.naive_error)
+        return [
+            size | {"form": "ours", **ours, "speed-up": faster, "commits": commits},
+            {"batch": "", "m x V": "", "form": "as printed", **printed, "speed-up": "", "commits": ""},
+        ]
+
+    def in_words(self) -> str:
+        how = f"median of {self.repeats} runs; error of the overlap against float64, before it is normalised"
+        if self.copies > 1:
+            how += "; ours replayed from a graph, on copies of the logits that do not fit into the L2 cache together"
+        return f"mean-field rule: {self.device}, {self.threads} threads, {self.dtype}; {how}"
+
+
+def _in_words(milliseconds: float | None, mebibytes: float | None, error: float | None) -> dict[str, str]:
+    time = "{:.2f} ms" if milliseconds is None or milliseconds >= 1.0 else "{:.3f} ms"
+    forms = {"time": (milliseconds, time), "memory": (mebibytes, "{:.0f} MiB"), "error": (error, "{:.0e}")}
+    return {name: "not measured" if value is None else form.format(value) for name, (value, form) in forms.items()}
+
 
 def bench_rule(
     *,
@@ -68,9 +92,8 @@ def bench_rule(
     repeats: int = 5,
     seed: int = 0,
     naive: bool = True,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[RuleTiming]:
-    """Measure every combination of vocabulary, batch and positions; `progress` is told how many of how many are done.
+    """Measure every combination of vocabulary, batch and positions.
 
     The dtype is bfloat16 on a CUDA device and float32 elsewhere, unless it is given.
     """
@@ -83,8 +106,6 @@ def bench_rule(
     for b, m, v in sizes:
         logits = example_logits(b, m, v, seed=seed).to(device=where, dtype=getattr(torch, dtype))
         timings.append(_measure(logits, repeats=repeats, seed=seed, naive=naive))
-        if progress is not None:
-            progress(len(timings), len(sizes))
     return timings
 
 

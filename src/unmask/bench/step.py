@@ -7,13 +7,14 @@ pays nothing for the beginning of the request.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unmask.bench.measure import short
 from unmask.bench.passes import KINDS, REFRESH, MeasuredPass, announce, floor_of, run_passes, timed_runs
 from unmask.bench.roofline import Ceilings
-from unmask.bench.subject import Subject, ceilings_of
+from unmask.bench.subject import OnProgress, Subject, ceilings_of
 from unmask.bench.workload import Load, Workload
 from unmask.cache.storage import StoragePool
 from unmask.errors import UnmaskError, WorkFailed
@@ -54,24 +55,34 @@ class StepTiming:
         ratios = {"ratio": self.ratio, "lasting_ratio": self.lasting_ratio}
         return self.subject.to_dict() | self.load.to_dict() | own | ratios
 
+    def row(self) -> dict[str, Any]:
+        """The timing as a line of a table."""
+        ratios = {"ms / floor": self.ratio, "ms / lasting floor": self.lasting_ratio}
+        return self.load.row() | {
+            "pass": self.kind,
+            "ms": self.ms,
+            "10-90 % ms": f"{short(self.low_ms)}-{short(self.high_ms)}",
+            "model ms": self.model_ms,
+            "policy ms": self.policy_ms,
+            "rest ms": self.rest_ms,
+            "floor ms": self.floor_ms,
+            "bound by": self.bound_by or "",
+            **{name: "" if ratio is None else f"{ratio:.2f}" for name, ratio in ratios.items()},
+        }
+
 
 def bench_step(
-    model: MaskedLM,
-    workload: Workload,
-    *,
-    ceilings: Ceilings | None = None,
-    on_progress: Callable[[str], None] | None = None,
+    model: MaskedLM, workload: Workload, *, ceilings: Ceilings | None = None, on_progress: OnProgress | None = None
 ) -> list[StepTiming]:
-    """A timing for each kind of pass of each request; one run of each request is not counted."""
+    """A timing for each kind of pass of each load; one run of each load is not counted."""
     if others := [refresh for refresh in workload.refreshes if refresh != "block"]:
         raise UnmaskError(f"steps are measured with refresh='block', got {others[0]!r}")
     loads = workload.loads(model)
-    if short := [load for load in loads if load.max_tokens < 2 * load.block_size]:
-        blocks = f"max_tokens={workload.max_tokens} is less than two blocks of {short[0].block_size}"
+    if short_ones := [load for load in loads if load.max_tokens < 2 * load.block_size]:
+        blocks = f"max_tokens={workload.max_tokens} is less than two blocks of {short_ones[0].block_size}"
         raise UnmaskError(f"steps are measured in the second block, but {blocks}")
     ceilings = ceilings or ceilings_of(model)
-    subject = Subject.of(model, ceilings)
-    timings = []
+    subject, timings = Subject.of(model, ceilings), []
     for number, load in enumerate(loads, 1):
         if on_progress is not None:
             on_progress(f"measuring {number} of {len(loads)}: {load.in_words()}")

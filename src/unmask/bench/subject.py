@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unmask import __version__
+from unmask.bench.measure import short
 from unmask.bench.roofline import Ceilings, measure_ceilings
 from unmask.engine.plan import quantization_of
 from unmask.errors import UnknownName, UnmaskError
@@ -65,6 +66,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 SHAPES = (*PUBLISHED, "tiny")
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,13 @@ class Subject:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def in_words(self) -> str:
+        speeds = f"copies {short(self.copy_gb_per_s)} GB/s, multiplies {short(self.matmul_tflop_per_s)} TFLOP/s"
+        if self.lasting_matmul_tflop_per_s is not None:
+            speeds += f" ({short(self.lasting_matmul_tflop_per_s)} without a pause)"
+        numbers = self.dtype if self.quantized is None else f"{self.dtype}, {self.quantized} weights"
+        return f"{self.model}: {self.device_name} ({self.device}), {numbers}, {self.threads} threads; {speeds}"
 
 
 def open_model(

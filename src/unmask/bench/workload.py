@@ -105,6 +105,11 @@ class Load:
         refresh = "" if self.refresh == "block" else f", refresh {self.refresh}"
         return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
 
+    def row(self) -> dict[str, Any]:
+        """The sizes as the beginning of a line of a table."""
+        refresh = "" if self.cache in ("none", "exact") else self.refresh
+        return {"prompt": self.prompt_in_words, "batch": self.batch, "cache": self.cache, "refresh": refresh}
+
     def to_dict(self) -> dict[str, Any]:
         names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
         own = {name: getattr(self, name) for name in names} | {"shortest_prompt": self.prompt_lengths[-1]}
