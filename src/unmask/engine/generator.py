@@ -25,7 +25,7 @@ from unmask.engine.figures import Detail
 from unmask.engine.flow import Request, flow
 from unmask.engine.likelihood import loglikelihood
 from unmask.engine.output import continued, filled, is_complete
-from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, token_list, token_rows
+from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, first_ids, token_list, token_rows
 from unmask.engine.request import Plan, check_compatible, plan, quantization_of
 from unmask.engine.warmup import rehearsals
 from unmask.errors import UnmaskError
@@ -270,10 +270,9 @@ class Generator:
         """Token ids of a prompt, or of a text that does not begin a canvas."""
         if not isinstance(prompt, str):
             return token_list(prompt, self.spec.vocab_size)
-        ids = self.codec.encode(prompt, special=special)
-        if begins and self.spec.add_bos and self.spec.bos_id is not None and ids[:1] != [self.spec.bos_id]:
-            ids = [self.spec.bos_id, *ids]
-        return ids
+        if begins:
+            return first_ids(self.spec, self.codec, prompt, special=special)
+        return self.codec.encode(prompt, special=special)
 
     def _check_length(self, prompt: int, new: int) -> None:
         if prompt + new > self.spec.max_length:

@@ -10,6 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from unmask.errors import UnmaskError
+from unmask.models.base import ModelSpec
+from unmask.models.tokenizer import TextCodec
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
 Message: TypeAlias = dict[str, str]
@@ -34,6 +36,14 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         )
     single = not messages or isinstance(messages[0], dict)
     return [messages] if single else list(messages), single
+
+
+def first_ids(spec: ModelSpec, codec: TextCodec, text: str, *, special: bool = True) -> list[int]:
+    """Token ids of a text at the beginning of a canvas, after the beginning-of-text token where the family wants it."""
+    ids = codec.encode(text, special=special)
+    if spec.add_bos and spec.bos_id is not None and ids[:1] != [spec.bos_id]:
+        return [spec.bos_id, *ids]
+    return ids
 
 
 def token_list(prompt: Prompt, vocab_size: int) -> list[int]:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unmask.engine.prompts import first_ids
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import ModelSpec
@@ -68,8 +69,7 @@ def fitted_prompt(
 def _encode(spec: ModelSpec, codec: TextCodec, text: str, template: str) -> list[int]:
     if template == "chat":
         return codec.chat([{"role": "user", "content": text}])
-    ids = codec.encode(text)
-    return [spec.bos_id, *ids] if spec.add_bos and spec.bos_id is not None and ids[:1] != [spec.bos_id] else ids
+    return first_ids(spec, codec, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
