@@ -67,7 +67,7 @@ def test_a_run_says_how_it_was_made(whole: Path) -> None:
     assert about["command"] == "unmask eval x.yaml"
     assert about["resolved"]["limit"] == 5
     assert {"unmask", "torch", "python"} <= about["versions"].keys()
-    assert about["models"]["toy"] == {"family": "llada", "preset": "llada", "dtype": "float32", "device": "cpu"}
+    assert about["models"]["toy"].items() >= {"family": "llada", "dtype": "float32", "device": "cpu"}.items()
     for cell in cells_of(whole):
         assert cell.complete
         assert cell.about["device_name"]

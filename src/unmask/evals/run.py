@@ -27,8 +27,8 @@ from unmask.engine.load import load
 from unmask.engine.request import check_compatible, preset_name
 from unmask.errors import UnknownName, UnmaskError
 from unmask.evals import tiny_suite
-from unmask.evals.cell import Cell
-from unmask.evals.expand import Facts, decoding_of, expand
+from unmask.evals.cell import Cell, ModelInfo
+from unmask.evals.expand import expand
 from unmask.evals.harness import BENCHMARKS, check_task, questions_digest, run_benchmark
 from unmask.evals.neighbours import WAYS_OUT, begin_with_fewer, check_origins, discard, take_over
 from unmask.evals.origins import code_digest
@@ -142,10 +142,10 @@ class _Job:
 
     def complete_cells(self, checkpoint: Checkpoint) -> list[CellFolder] | None:
         """The model's cells, if an earlier part of the run knew them and left nothing to do."""
-        facts = _remembered(checkpoint, self.about)
-        if facts is None:
+        info = _remembered(checkpoint, self.about)
+        if info is None:
             return None
-        cells = expand(self.recipe, checkpoint, facts)
+        cells = expand(self.recipe, checkpoint, info)
         note_cells(self.about, [cell.key for cell in cells])
         folders = [_folder(self.out, cell) for cell in cells]
         complete = [folder for folder in folders if folder is not None and folder.complete]
@@ -155,7 +155,7 @@ class _Job:
         """What was noted of these cells and would be noted otherwise now, as far as that costs next to nothing."""
         changed = set()
         for folder in folders:
-            if folder.about.get("code", now := code_digest(decoding_of(folder.cell)[0])) != now:
+            if folder.about.get("code", now := code_digest(folder.cell.decoding()[0])) != now:
                 changed.add("code")
             hub = self.data is None and folder.cell.task in BENCHMARKS
             if not hub and folder.about.get("questions", now := self.questions(folder.cell.task)) != now:
@@ -179,7 +179,7 @@ class _Job:
         """The circumstances under which the cell would be measured now."""
         about = {"versions": versions((cell.task,)), "device_name": self.about["device_name"]}
         about |= {"threads": torch.get_num_threads(), "warm_up": WARM_UP, "weights": weights}
-        about["code"] = code_digest(decoding_of(cell)[0])
+        about["code"] = code_digest(cell.decoding()[0])
         return about if tiny_suite.knows(cell.task) else about | {"questions": self.questions(cell.task)}
 
     def open(self, cell: Cell, noted: dict[str, Any], tracker: _Tracker) -> CellFolder:
@@ -200,12 +200,12 @@ def _run_model(job: _Job, checkpoint: Checkpoint, tracker: _Tracker) -> list[Cel
         quantize=checkpoint.quantize,
         revision=checkpoint.revision,
     )
-    facts, weights = facts_of(llm), fingerprint(checkpoint.path, revision=checkpoint.revision)
-    cells = expand(job.recipe, checkpoint, facts)
+    info, weights = info_of(llm), fingerprint(checkpoint.path, revision=checkpoint.revision)
+    cells = expand(job.recipe, checkpoint, info)
     for cell in cells:
-        policy, settings = decoding_of(cell)
+        policy, settings = cell.decoding()
         check_compatible(policy, llm.model, settings)
-    note_model(job.about, checkpoint.name, asdict(facts), llm.model.device)
+    note_model(job.about, checkpoint.name, asdict(info), llm.model.device)
     noted = {cell.key: job.noted(cell, weights) for cell in cells}
     if job.fresh:
         discard(job.out, cells)
@@ -231,7 +231,7 @@ def _run_model(job: _Job, checkpoint: Checkpoint, tracker: _Tracker) -> list[Cel
 def _run_cell(job: _Job, llm: Generator, folder: CellFolder, tracker: _Tracker, warm: set[str]) -> None:
     if job.recipe.shared:
         folder.note(shared=True)
-    policy, settings = decoding_of(folder.cell)
+    policy, settings = folder.cell.decoding()
     if (name := folder.cell.policy["name"]) not in warm:
         llm.generate("warm-up", policy=policy, settings=settings)
         warm.add(name)
@@ -300,20 +300,27 @@ def _cost(cell: Cell) -> float:
     return passes * length / cell.settings["block_size"] if passes else length / tokens
 
 
-def facts_of(llm: Generator) -> Facts:
+def info_of(llm: Generator) -> ModelInfo:
     """What the cells need to know of a loaded model."""
-    dtype = str(llm.model.dtype).removeprefix("torch.")
-    return Facts(family=llm.spec.convention, preset=preset_name(llm.spec), dtype=dtype, device=llm.model.device.type)
+    spec = llm.spec
+    return ModelInfo(
+        family=spec.convention,
+        preset=preset_name(spec),
+        dtype=str(llm.model.dtype).removeprefix("torch."),
+        device=llm.model.device.type,
+        max_tokens=spec.max_tokens,
+        block_size=spec.block_size,
+    )
 
 
-def _remembered(checkpoint: Checkpoint, about: dict[str, Any]) -> Facts | None:
+def _remembered(checkpoint: Checkpoint, about: dict[str, Any]) -> ModelInfo | None:
     """What an earlier part of the run knew of the model, if it would be the same here and now."""
     known = about["models"].get(checkpoint.name)
     if known is None or choose_device(checkpoint.device).type != known["device"]:
         return None
     if checkpoint.dtype not in (None, known["dtype"]):
         return None
-    return Facts(**known)
+    return ModelInfo(**known)
 
 
 def _folder(out: Path, cell: Cell) -> CellFolder | None:
