@@ -298,7 +298,7 @@ def test_make_runs_every_tiny_recipe_and_only_speed_has_the_device_alone(target:
     assert {*recipes, "few-passes", "refresh", "quantize"} == {path.stem for path in (RECIPES / "tiny").glob("*.yaml")}
     assert [recipe for recipe, line in zip(recipes, lines, strict=True) if "--shared" not in line] == ["speed"]
     assert recipes[-1] == "speed"
-    assert set(recipes[:5]) == {"main"}  # whose rows the others take over
+    assert set(recipes[:5]) == {"main"}  # whose rows the others reuse
 
 
 def _plain_environment() -> dict[str, str]:
