@@ -29,6 +29,8 @@ class ModelInfo:
     device: str  # type only
     max_tokens: int | None = None  # from generation_config.json
     block_size: int | None = None  # from generation_config.json
+    device_name: str = ""
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +76,9 @@ class Generation:
     id: int  # its number within the task
     prompt: str
     text: str  # what is scored: after the cuts of the protocol
-    token_ids: list[int]  # everything decoded
-    tokens_reference: int  # counted as the public wrapper of the family counts
-    tokens_answer: int  # up to the first end of text or stop string
+    token_ids: list[int] = field(default_factory=list)  # everything decoded
+    tokens_reference: int = 0  # counted as the public wrapper of the family counts
+    tokens_answer: int = 0  # up to the first end of text or stop string
     passes: int
     seconds: dict[str, float]  # 'model', 'policy', 'rest'; of a batch, the row's share
     truncated: bool = False  # shots or text were left out to fit the model
