@@ -36,7 +36,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The experiments on the tiny suite. A run is named after its recipe, and its task where it does only one: main-sudoku.
-# The main table comes first: the others take its rows over. Several runs share the device, so that their times are left
+# The main table comes first: the others reuse its rows. Several runs share the device, so that their times are left
 # out of reports; speed has it for itself, when the others are done.
 recipe = $(firstword $(subst -, ,$1))
 task = $(patsubst $(call recipe,$1)-%,%,$(filter-out $(call recipe,$1),$1))

@@ -17,6 +17,8 @@ from unmask import policies
 from unmask.engine.generator import Generator
 from unmask.evals import harness
 from unmask.evals.cell import Cell
+from unmask.evals.executor import LocalExecutor
+from unmask.evals.loop import measure
 from unmask.evals.store import CellFolder
 from unmask.models.base import LoadedModel
 from unmask.settings import Settings
@@ -114,9 +116,9 @@ def open_cell(
 def run(
     folder: CellFolder, data: Path | None, *, llm: Generator | None = None, on_item=lambda done, items: None
 ) -> None:
-    settings = Settings.from_dict(folder.cell.settings)
-    llm = llm or unmask.load("toy")
-    harness.run_benchmark(llm, folder, policy=POLICY, settings=settings, data_dir=data, on_item=on_item)
+    executor = LocalExecutor(llm or unmask.load("toy"))
+    task = harness.BenchmarkTask(folder.cell, executor, data)
+    measure(executor, task, folder, on_item=on_item)
 
 
 def with_model(change: Callable[[Any], Any]) -> Generator:

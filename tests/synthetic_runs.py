@@ -28,7 +28,7 @@ def cell_of(policy: str = "mean_field", **changes: Any) -> Cell:
     own = {key: changes.pop(key) for key in list(changes) if key in names}
     for key, value in changes.items():
         (settings if key in Settings.__dataclass_fields__ else chosen)[key] = value
-    whole = Settings(**settings).to_dict()
+    whole = Settings(**{"cache": "none"} | settings).to_dict()
     base = {"model": "tiny", "family": "llada", "task": "sudoku", "items": 40}
     return Cell(policy=chosen, settings=whole, **base | own)
 

@@ -151,27 +151,28 @@ def evaluate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard what the folder holds of this recipe's cells; measure them anew.")
     ] = False,
-    backend: Annotated[str, typer.Option(help="What runs it: local, or an installed plug-in.")] = "local",
+    backend: Annotated[str, typer.Option(help="Where items are decoded: local, or an installed plug-in.")] = "local",
     as_json: flags.Json = False,
 ) -> None:
     """Measure models x policies x settings x tasks; every finished item is on disk at once, a re-run resumes."""
+    from unmask.evals.executor import backends
     from unmask.evals.recipe import read
-    from unmask.evals.run import backend_named
+    from unmask.evals.run import run as measure
 
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
     how = asdict(where)
     truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
     chosen = read(recipe, {**sizes, **places, **how, **truths})
-    runner, folder = backend_named(backend), out or Path("runs") / recipe.stem
+    load, folder = backends.find(backend).load, out or Path("runs") / recipe.stem
     try:
         with terminal.eval_progress() as heard:
-            finished = runner(chosen, out=folder, command=flags.command_line(), fresh=fresh, **heard)
+            finished = measure(chosen, out=folder, load=load, command=flags.command_line(), fresh=fresh, **heard)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise WorkFailed(f"interrupted; every finished item is in {folder}, {again} goes on") from None
-    if finished.taken:
-        terminal.note(f"cells taken over: {', '.join(f'{n} from {name}' for name, n in finished.taken.items())}")
+    if finished.reused:
+        terminal.note(f"cells reused: {', '.join(f'{n} from {name}' for name, n in finished.reused.items())}")
     elif not finished.new_cells:
         terminal.note(f"nothing left to do: {folder} is complete")
     if finished.changed:

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ def records(path: str) -> list[dict[str, Any]]:
 )
 def test_humaneval_as_it_is_and_cleaned(text, plain, chat, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(code_answers, "TIMEOUT_S", 0.5)
-    assert code_answers.humaneval(TWICE, text, chat=False) == {"pass@1": plain}
-    assert code_answers.humaneval(TWICE, text, chat=True) == {"pass@1": chat}
+    assert code_answers.humaneval(TWICE | {"cleaned": False}, [text]) == {"pass@1": plain}
+    assert code_answers.humaneval(TWICE | {"cleaned": True}, [text]) == {"pass@1": chat}
 
 
 def test_only_what_the_entry_point_needs_is_kept():
@@ -126,44 +126,46 @@ def test_the_first_fence_counts(text, code):
 
 
 def test_mbpp_needs_every_test():
-    assert code_answers.mbpp(SQUARE, SQUARE["code"]) == {"pass@1": 1}
-    assert code_answers.mbpp(SQUARE, "def square(x):\n    return abs(x) * 3") == {"pass@1": 0}
-    assert code_answers.mbpp(SQUARE, "") == {"pass@1": 0}
+    assert code_answers.mbpp(SQUARE, [SQUARE["code"]]) == {"pass@1": 1}
+    assert code_answers.mbpp(SQUARE, ["def square(x):\n    return abs(x) * 3"]) == {"pass@1": 0}
+    assert code_answers.mbpp(SQUARE, [""]) == {"pass@1": 0}
 
 
 def test_the_sanitized_form_of_mbpp_brings_its_imports():
     doc = {"prompt": "...", "test_imports": ["import math"], "test_list": ["assert f() == math.pi"]}
-    assert code_answers.mbpp(doc, "from math import pi\ndef f():\n    return pi") == {"pass@1": 1}
+    assert code_answers.mbpp(doc, ["from math import pi\ndef f():\n    return pi"]) == {"pass@1": 1}
 
 
 def test_code_is_refused_without_a_sandbox(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "_obstacle", lambda: "bubblewrap is not installed")
     monkeypatch.setattr(sandbox, "_unsandboxed_allowed", type(sandbox._unsandboxed_allowed)("fresh", default=False))
     with pytest.raises(sandbox.NoSandbox):
-        code_answers.mbpp(SQUARE, SQUARE["code"])
+        code_answers.mbpp(SQUARE, [SQUARE["code"]])
 
 
 @needs_data
 def test_every_reference_solution_of_humaneval_passes():
     docs = records("humaneval/HumanEval.jsonl")
     solutions = [doc["canonical_solution"] for doc in docs]
-    assert failures(docs, code_answers.humaneval_many(docs, solutions, chat=False)) == []
+    plain, cleaned = ([doc | {"cleaned": truth} for doc in docs] for truth in (False, True))
+    assert failures(code_answers.humaneval_program, plain, solutions) == []
     # Its tests call encode_shift, which the solution does not: cleaning drops it, as the public scripts do.
-    assert failures(docs, code_answers.humaneval_many(docs, solutions, chat=True)) == ["HumanEval/50"]
+    assert failures(code_answers.humaneval_program, cleaned, solutions) == ["HumanEval/50"]
     nothing = ["    pass\n"] * len(docs)
-    assert len(failures(docs, code_answers.humaneval_many(docs, nothing, chat=False))) == len(docs)
+    assert len(failures(code_answers.humaneval_program, plain, nothing)) == len(docs)
 
 
 @needs_data
 @pytest.mark.slow
-def test_every_reference_solution_of_mbpp_passes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(code_answers, "TIMEOUT_S", 20.0)  # not a question of how busy the machine is
+def test_every_reference_solution_of_mbpp_passes():
     docs = [doc for doc in records("mbpp/mbpp.jsonl") if 11 <= doc["task_id"] <= 510]
     assert len(docs) == 500
-    assert failures(docs, code_answers.mbpp_many(docs, [doc["code"] for doc in docs])) == []
+    assert failures(code_answers.mbpp_program, docs, [doc["code"] for doc in docs]) == []
     shifted = [doc["code"] for doc in docs[1:] + docs[:1]]
-    assert len(failures(docs, code_answers.mbpp_many(docs, shifted))) == len(docs)
+    assert len(failures(code_answers.mbpp_program, docs, shifted)) == len(docs)
 
 
-def failures(docs: list[dict[str, Any]], scores: list[dict[str, int]]) -> list[Any]:
-    return [doc["task_id"] for doc, score in zip(docs, scores, strict=True) if not score["pass@1"]]
+def failures(program: Callable[..., Any], docs: list[dict[str, Any]], texts: list[str]) -> list[Any]:
+    programs = [program(doc, text) for doc, text in zip(docs, texts, strict=True)]
+    results = sandbox.run_many(programs, timeout_s=20.0)  # not a question of how busy the machine is
+    return [doc["task_id"] for doc, result in zip(docs, results, strict=True) if not result.passed]

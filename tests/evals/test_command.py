@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from unmask import cli
-from unmask.evals import run as runs
+from unmask.evals.executor import LocalExecutor
 
 VALUES: dict[str, Any] = {
     "model": "toy",
@@ -79,7 +79,7 @@ def test_an_interrupt_says_how_to_go_on(
     def interrupt(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "load", interrupt)
+    monkeypatch.setattr(LocalExecutor, "load", interrupt)
     out = str(recipe_file.parent / "run")
     assert cli.run(["eval", str(recipe_file), "--out", out]) == 1
     error = capsys.readouterr().err

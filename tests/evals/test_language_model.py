@@ -14,6 +14,7 @@ from lm_eval.api.registry import get_model
 import unmask
 from unmask.errors import UnmaskError
 from unmask.evals import harness
+from unmask.evals.harness import question_of
 from unmask.evals.language_model import UnmaskLM
 
 CHOICES = """
@@ -59,7 +60,7 @@ def test_multiple_choice_tasks_go_through_the_likelihood(tmp_path: Path, capfd):
     folder = open_cell(tmp_path, task, items=3)
     heard: list[int] = []
     run(folder, None, on_item=lambda done, items: heard.append(done))
-    assert heard == [1, 2, 3]
+    assert heard == [0, 1, 2, 3]
     assert folder.scores == {0: {"acc": 1.0}, 1: {"acc": 1.0}, 2: {"acc": 0.0}}
     assert [folder.generations[number].text.strip() for number in range(3)] == ["Every maske"] * 3
     assert all(len(found.note["loglikelihoods"]) == 2 for found in folder.generations.values())
@@ -109,9 +110,11 @@ def test_a_lone_continuation_is_right_if_greedy_decoding_gives_it(tmp_path: Path
 
 
 def test_spaces_between_context_and_continuation_go_with_the_continuation():
-    context, continuation = UnmaskLM("toy")._pair("Recite: ", "Every")
-    assert context.text == "Recite:" + SEPARATOR
-    assert continuation == unmask.load("toy").codec.encode(" Every", special=False)
+    request = Instance(request_type="loglikelihood", doc={}, arguments=("Recite: ", "Every"), idx=0)
+    llm = unmask.load("toy")
+    question = question_of([request], llm, id=0, template="none", new_tokens=8)
+    assert question.text == "Recite:" + SEPARATOR
+    assert question.continuations == (llm.codec.encode(" Every", special=False),)
 
 
 def test_running_text_is_refused_in_one_line(tmp_path: Path):

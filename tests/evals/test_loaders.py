@@ -25,4 +25,4 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, complain
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k" / name).write_bytes(content)
     with pytest.raises(UnmaskError, match=complaint):
-        loaders.gsm8k_rows(str(tmp_path))
+        loaders.records("gsm8k", str(tmp_path))

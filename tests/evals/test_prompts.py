@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 import unmask
 from unmask.errors import UnmaskError
-from unmask.evals import prompts
 from unmask.evals.prompts import fitted_prompt, read_answer, template_of
+from unmask.models.base import ModelSpec
+from unmask.models.tokenizer import TextCodec
 
 TOY = unmask.load("toy")  # one token a letter: lengths can be read off the text
 CODEC, LLADA = TOY.codec, TOY.spec
@@ -18,13 +19,21 @@ DREAM = replace(LLADA, convention="dream")
 STOPS = ("Question:", "</s>")
 
 
+@dataclass
+class Texts:
+    """A model as far as texts go."""
+
+    spec: ModelSpec
+    codec: TextCodec = CODEC
+
+
 def ids(text: str) -> list[int]:
     return CODEC.encode(text, special=False)
 
 
-def fit(room: int, shots: list[str], question: str, template: str = "none"):
-    spec = replace(LLADA, max_length=room + 10)
-    return fitted_prompt(spec, CODEC, shots=shots, question=question, template=template, new_tokens=10)
+def fit(room: int, shots: list[str], question: str, template: str = "none", codec=CODEC):
+    model = Texts(replace(LLADA, max_length=room + 10), codec)
+    return fitted_prompt(model, shots=shots, question=question, template=template, new_tokens=10)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +52,14 @@ def test_only_llada_instruct_is_asked_through_its_chat_template(family: str, mod
 
 def test_dream_gets_raw_text_behind_its_first_token(dream_folder: Path):
     llm = unmask.load(str(dream_folder))
-    prompt = fitted_prompt(llm.spec, llm.codec, shots=[], question="the mask", template="none", new_tokens=8)
+    prompt = fitted_prompt(llm, shots=[], question="the mask", template="none", new_tokens=8)
     assert prompt.text == "<|beginoftext|>the mask"
     assert prompt.ids == [llm.spec.bos_id, *llm.codec.encode("the mask", special=False)]
 
 
 def test_the_whole_context_is_one_user_message_in_a_chat(llada_folder: Path):
     llm = unmask.load(str(llada_folder))
-    prompt = fitted_prompt(llm.spec, llm.codec, shots=["Q: 1\n\n"], question="Q: 2", template="chat", new_tokens=8)
+    prompt = fitted_prompt(llm, shots=["Q: 1\n\n"], question="Q: 2", template="chat", new_tokens=8)
     assert prompt.text == (
         "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nQ: 1\n\nQ: 2<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -87,14 +96,14 @@ def test_no_room_for_any_prompt_is_one_clear_line():
 
 def test_llada_cuts_at_each_stop_string_in_turn_and_counts_the_rest_without_end_of_text():
     decoded = ids("so 4</s>...<|endoftext|>Question: more")
-    answer = read_answer(LLADA, CODEC, decoded, until=STOPS)
+    answer = read_answer(Texts(LLADA), decoded, until=STOPS)
     assert answer.text == "so 4"
     assert answer.tokens_reference == answer.tokens_answer == len("so 4")
 
 
 def test_llada_keeps_text_behind_end_of_text_and_counts_end_of_turn():
     decoded = ids("4<|eot_id|><|endoftext|>and 5<|endoftext|>")
-    answer = read_answer(LLADA, CODEC, decoded, until=STOPS)
+    answer = read_answer(Texts(LLADA), decoded, until=STOPS)
     assert answer.text == "4and 5"
     assert answer.tokens_reference == len("4") + 1 + len("and 5")
     assert answer.tokens_answer == len("4")
@@ -104,22 +113,22 @@ def test_llada_counts_text_tokenized_anew(llada_folder: Path):
     llm = unmask.load(str(llada_folder))
     letters = [llm.codec.token_id(letter) for letter in "mask"]
     assert len(llm.codec.encode("mask", special=False)) < 4
-    answer = read_answer(llm.spec, llm.codec, letters, until=())
+    answer = read_answer(llm, letters, until=())
     assert answer.text == "mask"
     assert answer.tokens_reference == len(llm.codec.encode("mask", special=False))
     assert answer.tokens_answer == 4
 
 
 def test_a_later_stop_string_is_looked_for_in_what_the_first_has_left():
-    answer = read_answer(LLADA, CODEC, ids("1</s>2Question:3"), until=STOPS)
+    answer = read_answer(Texts(LLADA), ids("1</s>2Question:3"), until=STOPS)
     assert answer.text == "1"
-    answer = read_answer(LLADA, CODEC, ids("1Question:2</s>3"), until=STOPS)
+    answer = read_answer(Texts(LLADA), ids("1Question:2</s>3"), until=STOPS)
     assert answer.text == "1"
 
 
 def test_whole_answers_of_llada_are_not_cut_and_count_all_but_end_of_text():
     decoded = ids("a\ndef b<|eot_id|><|endoftext|>c<|endoftext|>")
-    answer = read_answer(LLADA, CODEC, decoded, until=(), whole=True)
+    answer = read_answer(Texts(LLADA), decoded, until=(), whole=True)
     assert answer.text == "a\ndef bc"
     assert answer.tokens_reference == len("a\ndef b") + 1 + len("c")
     assert answer.tokens_answer == len("a\ndef b")
@@ -127,30 +136,40 @@ def test_whole_answers_of_llada_are_not_cut_and_count_all_but_end_of_text():
 
 def test_dream_cuts_at_end_of_text_then_at_stop_strings_but_counts_what_runs_on():
     decoded = ids("so 4Question: 5<|endoftext|>rest<|endoftext|>")
-    answer = read_answer(DREAM, CODEC, decoded, until=STOPS)
+    answer = read_answer(Texts(DREAM), decoded, until=STOPS)
     assert answer.text == "so 4"
     assert answer.tokens_reference == len("so 4Question: 5rest")
     assert answer.tokens_answer == len("so 4")
 
 
 def test_dream_keeps_special_tokens_that_are_not_the_end_of_text():
-    answer = read_answer(DREAM, CODEC, ids("4<|eot_id|>x<|endoftext|>y"), until=())
+    answer = read_answer(Texts(DREAM), ids("4<|eot_id|>x<|endoftext|>y"), until=())
     assert answer.text == "4<|eot_id|>x"
     assert (answer.tokens_reference, answer.tokens_answer) == (4, 1)
 
 
 @pytest.mark.parametrize("spec", [LLADA, DREAM])
 def test_masks_left_open_by_an_early_stop_are_neither_text_nor_tokens(spec):
-    answer = read_answer(spec, CODEC, [*ids("4"), spec.eos_id, *[spec.mask_id] * 5], until=STOPS)
+    answer = read_answer(Texts(spec), [*ids("4"), spec.eos_id, *[spec.mask_id] * 5], until=STOPS)
     assert (answer.text, answer.tokens_reference, answer.tokens_answer) == ("4", 1, 1)
 
 
-def test_a_thousand_shots_are_fitted_without_trying_each(monkeypatch: pytest.MonkeyPatch):
-    tried = []
-    encode = prompts._encode
-    monkeypatch.setattr(prompts, "_encode", lambda *args: tried.append(1) or encode(*args))
-    prompt = fit(room=100, shots=[f"{number:04}." for number in range(1000)], question="q")
+class Counting(TextCodec):
+    """Counts the texts that it encodes."""
+
+    def __init__(self) -> None:
+        super().__init__(CODEC._tokenizer)
+        self.texts = 0
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        self.texts += 1
+        return super().encode(text, special=special)
+
+
+def test_a_thousand_shots_are_fitted_without_trying_each():
+    codec = Counting()
+    prompt = fit(room=100, shots=[f"{number:04}." for number in range(1000)], question="q", codec=codec)
     assert prompt.truncated
     assert "0998.0999.q" in prompt.text
     assert 95 < len(prompt.ids) <= 100
-    assert len(tried) < 20
+    assert codec.texts < 20

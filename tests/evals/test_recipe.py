@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,22 @@ import pytest
 
 from unmask import policies
 from unmask.errors import UnmaskError
-from unmask.evals.cell import Cell
-from unmask.evals.expand import Facts, decoding_of, expand
+from unmask.evals.cell import Cell, ModelInfo
+from unmask.evals.expand import expand
 from unmask.evals.recipe import Recipe, parse, read
 
 GOOD: dict[str, Any] = {"model": "toy", "policy": "mean_field", "tasks": ["sudoku"]}
-LLADA = Facts(family="llada", preset="GSAI-ML/LLaDA-8B-Instruct", dtype="bfloat16", device="cuda")
-DREAM = Facts(family="dream", preset="Dream-org/Dream-v0-Instruct-7B", dtype="bfloat16", device="cuda")
+LLADA = ModelInfo(family="llada", preset="GSAI-ML/LLaDA-8B-Instruct", dtype="bfloat16", device="cuda")
+DREAM = ModelInfo(family="dream", preset="Dream-org/Dream-v0-Instruct-7B", dtype="bfloat16", device="cuda")
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def cells(recipe: Recipe, facts: Facts = LLADA) -> list[Cell]:
-    return expand(recipe, recipe.models[0], facts)
+def cells(recipe: Recipe, info: ModelInfo = LLADA) -> list[Cell]:
+    return expand(recipe, recipe.models[0], info)
 
 
-def cell_of(facts: Facts = LLADA, **changes: Any) -> Cell:
-    (cell,) = cells(parse(GOOD | changes), facts)
+def cell_of(info: ModelInfo = LLADA, **changes: Any) -> Cell:
+    (cell,) = cells(parse(GOOD | changes), info)
     return cell
 
 
@@ -46,10 +47,10 @@ def test_every_combination_is_a_cell_and_none_comes_twice() -> None:
 
 
 def test_a_policy_by_name_is_the_preset_of_family_and_task() -> None:
-    for facts, task, expected in ((LLADA, "humaneval", 0.9), (LLADA, "gsm8k", 0.6), (DREAM, "mbpp", 0.9)):
-        cell = cell_of(facts, policy="klass", tasks=[task])
+    for info, task, expected in ((LLADA, "humaneval", 0.9), (LLADA, "gsm8k", 0.6), (DREAM, "mbpp", 0.9)):
+        cell = cell_of(info, policy="klass", tasks=[task])
         assert cell.policy["confidence"] == expected
-        assert decoding_of(cell)[0] == policies.preset("klass", facts.preset, task)
+        assert cell.decoding()[0] == policies.preset("klass", info.preset, task)
     assert cell_of(DREAM, policy="klass", tasks=["gsm8k"]).settings["top_p"] == 0.95
 
 
@@ -77,9 +78,32 @@ def test_lengths_come_from_task_then_preset_then_recipe_then_policy(
     assert (resolved["max_tokens"], resolved["block_size"]) == expected
 
 
+def test_lengths_of_the_checkpoint_come_after_those_of_a_task_and_before_the_presets() -> None:
+    """As `generate` chooses them."""
+    own = replace(LLADA, recommended={"max_tokens": 128, "block_size": 16})
+    found = {}
+    for task in ("sudoku", "gsm8k"):
+        for settings in ({}, {"block_size": 8}, {"block_size": None}):
+            resolved = cell_of(own, tasks=[task], policy="mean_field", settings=settings).settings
+            found[task, settings.get("block_size")] = (resolved["max_tokens"], resolved["block_size"])
+    assert found == {
+        ("sudoku", None): (82, 82),
+        ("sudoku", 8): (82, 8),
+        ("gsm8k", None): (128, 16),
+        ("gsm8k", 8): (128, 8),
+    }
+    silent = replace(LLADA, recommended={"max_tokens": 128, "block_size": None})
+    assert cell_of(silent, tasks=["gsm8k"], policy="klass").settings["block_size"] == 64
+
+
+def test_a_preset_that_samples_does_so_on_every_task() -> None:
+    for task in ("sudoku", "gsm8k"):
+        assert cell_of(DREAM, policy="klass", tasks=[task]).settings["temperature"] == 0.2
+
+
 def test_batches_are_large_on_tiny_tasks_and_one_where_speed_is_compared() -> None:
-    on_cpu = Facts(family="llada", preset="llada", dtype="float32", device="cpu")
-    assert [cell_of(facts).batch_size for facts in (LLADA, on_cpu)] == [512, 32]
+    on_cpu = ModelInfo(family="llada", preset="llada", dtype="float32", device="cpu")
+    assert [cell_of(info).batch_size for info in (LLADA, on_cpu)] == [512, 32]
     assert cell_of(tasks=["gsm8k"]).batch_size == 1
     assert cell_of(tasks=["gsm8k"], batch_size=4).batch_size == 4
 
@@ -232,11 +256,10 @@ def test_one_task_may_be_given_as_one() -> None:
 def test_every_shipped_recipe_can_be_run(path: Path) -> None:
     recipe = read(path)
     for checkpoint in recipe.models:
-        facts = DREAM if "Dream" in checkpoint.path else LLADA
-        found = expand(recipe, checkpoint, facts)
+        found = expand(recipe, checkpoint, DREAM if "Dream" in checkpoint.path else LLADA)
         assert all(cell.paper for cell in found) == (path.parent == RECIPES)
         for cell in found:
-            decoding_of(cell)
+            cell.decoding()
 
 
 def test_the_shipped_main_table_has_every_row_of_the_papers() -> None:
@@ -276,7 +299,7 @@ def test_make_runs_every_tiny_recipe_and_only_speed_has_the_device_alone(target:
     assert {*recipes, "few-passes", "refresh", "quantize"} == {path.stem for path in (RECIPES / "tiny").glob("*.yaml")}
     assert [recipe for recipe, line in zip(recipes, lines, strict=True) if "--shared" not in line] == ["speed"]
     assert recipes[-1] == "speed"
-    assert set(recipes[:5]) == {"main"}  # whose rows the others take over
+    assert set(recipes[:5]) == {"main"}  # whose rows the others reuse
 
 
 def _plain_environment() -> dict[str, str]:

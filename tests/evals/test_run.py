@@ -16,8 +16,8 @@ import pytest
 
 from unmask import sandbox, tasks
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.evals import run as runs
-from unmask.evals.recipe import Recipe, parse
+from unmask.evals.executor import LocalExecutor
+from unmask.evals.recipe import Checkpoint, Recipe, parse
 from unmask.evals.run import Progress, run
 from unmask.evals.store import CellFolder, cells_of
 from unmask.evals.tiny_suite import find, items_of, names
@@ -67,7 +67,7 @@ def test_a_run_says_how_it_was_made(whole: Path) -> None:
     assert about["command"] == "unmask eval x.yaml"
     assert about["resolved"]["limit"] == 5
     assert {"unmask", "torch", "python"} <= about["versions"].keys()
-    assert about["models"]["toy"] == {"family": "llada", "preset": "llada", "dtype": "float32", "device": "cpu"}
+    assert about["models"]["toy"].items() >= {"family": "llada", "dtype": "float32", "device": "cpu"}.items()
     for cell in cells_of(whole):
         assert cell.complete
         assert cell.about["device_name"]
@@ -92,10 +92,9 @@ def test_every_item_has_its_tokens_passes_times_and_score(whole: Path) -> None:
             assert {row.passes for row in cell.generations.values()} == {2}
 
 
-def test_a_complete_run_is_not_touched_and_loads_no_model(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_run_is_not_touched_and_loads_no_model(whole: Path) -> None:
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    monkeypatch.setattr(runs, "load", lambda *args, **options: pytest.fail("a model was loaded"))
-    finished = run(recipe_of(), out=whole)
+    finished = run(recipe_of(), out=whole, load=lambda checkpoint: pytest.fail("a model was loaded"))
     assert (finished.new_cells, finished.new_items) == (0, 0)
     assert [cell.complete for cell in finished.cells] == [True] * 4
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
@@ -157,7 +156,7 @@ def test_an_answer_is_the_same_in_any_batch(whole: Path, tmp_path: Path) -> None
 
 
 def test_a_folder_belongs_to_one_recipe(whole: Path) -> None:
-    refused = r"{}; choose another --out; finished cells that are equal are taken over$"
+    refused = r"{}; choose another --out; finished cells that are equal are reused$"
     with pytest.raises(UnmaskError, match=refused.format("holds a run with other values of limit, seed")):
         run(recipe_of(limit=4, seed=1), out=whole)
     with pytest.raises(UnmaskError, match=refused.format("other values of models")):
@@ -213,20 +212,18 @@ def test_a_folder_from_before_there_were_quantised_weights_is_taken_up_and_may_g
 
 
 @pytest.mark.slow
-def test_quantised_and_plain_results_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does a run beside another take over its cells, nor does a table compare them."""
+def test_quantised_and_plain_results_never_meet(tmp_path: Path) -> None:
+    """Neither does a run beside another reuse its cells, nor does a table compare them."""
     given: list[str | None] = []
-    real = runs.load
 
-    def watch(path: str, *, quantize: str | None = None, **options: Any) -> Any:
-        given.append(quantize)
-        return real(path, quantize=quantize, **options)
+    def watch(checkpoint: Checkpoint) -> LocalExecutor:
+        given.append(checkpoint.quantize)
+        return LocalExecutor.load(checkpoint)
 
-    monkeypatch.setattr(runs, "load", watch)
     values = VALUES | {"model": "tiny", "tasks": ["countdown-3"], "policies": ["threshold", "fixed"], "limit": 2}
-    run(parse(values), out=tmp_path / "plain")
-    finished = run(parse(values, {"quantize": "int8"}), out=tmp_path / "quantised")
-    assert (given, finished.taken, finished.new_cells) == ([None, "int8"], {}, 2)
+    run(parse(values), out=tmp_path / "plain", load=watch)
+    finished = run(parse(values, {"quantize": "int8"}), out=tmp_path / "quantised", load=watch)
+    assert (given, finished.reused, finished.new_cells) == ([None, "int8"], {}, 2)
     made = report([tmp_path])
     tables = [table for table in made.tables if table.name.startswith("main-") and not table.details]
     assert [table.title.partition(":")[0] for table in tables if "duels" not in table.name] == [
@@ -306,16 +303,10 @@ def test_both_sizes_of_countdown_have_names() -> None:
     assert find("countdown") == tasks.get("countdown")
 
 
-def test_another_backend_is_looked_up_among_the_installed_ones() -> None:
-    assert runs.backend_named("local") is run
-    with pytest.raises(UnmaskError, match="unknown backend 'locl'; did you mean 'local'"):
-        runs.backend_named("locl")
-
-
 @pytest.mark.slow
 def test_a_killed_run_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
     recipe = recipe_of(limit=40, policies=["fixed"], settings={"max_tokens": 48}, tasks=["countdown-3", "countdown-4"])
-    whole = tmp_path / "apart" / "whole"  # not beside the other, which would take it over
+    whole = tmp_path / "apart" / "whole"  # not beside the other, which would reuse it
     run(recipe, out=whole)
     path = tmp_path / "kill.yaml"
     values = {**VALUES, "limit": 40, "policies": ["fixed"], "settings": {"max_tokens": 48}}

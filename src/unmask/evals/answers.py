@@ -2,7 +2,7 @@
 
 GSM8K asks for a number: after `####` (strict), or the last one in the text (flexible). MATH asks for a formula: the one
 of the closing sentence, compared with the gold answer after Minerva's clean-up (exact_match), or whatever math-verify
-finds (math_verify). Formulas are compared in worker processes, because sympy may take for ever.
+finds (math_verify). Formulas are compared in another process, because sympy may take for ever.
 
 Two things differ from what made the published MATH numbers (`minerva_math` 2.0). An answer that is the gold answer to
 the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not read; and formulas
@@ -12,12 +12,13 @@ are read by latex2sympy2-extended, since sympy's own reader wants an antlr that 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 from unmask.errors import UnmaskError
 from unmask.evals import math_workers
+
+Doc = Mapping[str, Any]
 
 _STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -51,13 +52,13 @@ _REMOVED = (
 _UNITS = [words for words in _REMOVED if words.isalpha()]
 
 
-def gsm8k(doc: Mapping[str, Any], text: str) -> dict[str, int]:
-    """Under both filters: 1 if the number found in the text is the one after `####` in the gold answer."""
+def gsm8k(doc: Doc, results: list[str]) -> dict[str, int]:
+    """Under lm-eval's names of both filters: 1 if the number found is the one after `####` in the gold answer."""
     gold = _plain_number(doc["answer"])
-    strict, every = _STRICT_NUMBER.search(text), _ANY_NUMBER.findall(text)
+    strict, every = _STRICT_NUMBER.search(results[0]), _ANY_NUMBER.findall(results[0])
     return {
-        "flexible": int(bool(every) and _plain_number(every[-1]) == gold),
-        "strict": int(bool(strict) and _plain_number(strict[1]) == gold),
+        "flexible-extract": int(bool(every) and _plain_number(every[-1]) == gold),
+        "strict-match": int(bool(strict) and _plain_number(strict[1]) == gold),
     }
 
 
@@ -66,25 +67,16 @@ def _plain_number(text: str) -> str:
     return re.sub(r"\.$", "", text).strip().lower()
 
 
-def minerva_math(doc: Mapping[str, Any], text: str) -> dict[str, int]:
+def minerva_math(doc: Doc, results: list[str]) -> dict[str, int]:
     """Under both metrics: 1 if the text reaches the gold answer of the record."""
-    return minerva_math_many([doc], [text])[0]
-
-
-def minerva_math_many(docs: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[dict[str, int]]:
-    """`minerva_math` for each pair, on all cores."""
-    with ThreadPoolExecutor(math_workers.MOST) as pool:
-        return list(pool.map(_minerva_math, docs, texts))
-
-
-def _minerva_math(doc: Mapping[str, Any], text: str) -> dict[str, int]:
-    gold, found = normal_form(gold_answer(doc)), final_answer(text)
+    gold, found = normal_form(gold_answer(doc)), final_answer(results[0])
     answer = found and normal_form(found)
     exact = bool(answer) and (answer == gold or math_workers.ask("equivalent", answer, gold))
-    return {"exact_match": int(exact), "math_verify": int(math_workers.ask("verified", doc["solution"], text))}
+    verified = math_workers.ask("verified", doc["solution"], results[0])
+    return {"exact_match": int(exact), "math_verify": int(verified)}
 
 
-def gold_answer(doc: Mapping[str, Any]) -> str:
+def gold_answer(doc: Doc) -> str:
     """The record's `answer` where it has one (MATH-500), else what its solution puts into the last box."""
     if doc.get("answer"):
         return doc["answer"]

@@ -8,10 +8,28 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from unmask.settings import Settings
+
+if TYPE_CHECKING:
+    from unmask.policies import Policy
 
 SCHEMA = "unmask.eval/1"
 TABLES = ("main", "ablation", "sensitivity", "blocks", "curves", "lengths", "speed", "weights")  # what a run may be for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a loaded model tells of itself, as far as its cells depend on it."""
+
+    family: str  # 'llada' or 'dream'
+    preset: str  # the name under which presets know it
+    dtype: str
+    device: str  # type only
+    recommended: dict[str, Any] = field(default_factory=dict)  # settings that go with the checkpoint
+    device_name: str = ""
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +58,12 @@ class Cell:
         words = f"{self.model.rstrip('/').rsplit('/', 1)[-1]}-{self.task}-{self.policy['name']}"
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in words) + f"-{digest}"
 
+    def decoding(self) -> tuple[Policy, Settings]:
+        """Policy and settings, as objects."""
+        from unmask import policies  # brings torch, which a report does without
+
+        return policies.get(**self.policy), Settings.from_dict(self.settings)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -51,11 +75,11 @@ class Generation:
     id: int  # its number within the task
     prompt: str
     text: str  # what is scored: after the cuts of the protocol
-    token_ids: list[int]  # everything decoded
-    tokens_reference: int  # counted as the public wrapper of the family counts
-    tokens_answer: int  # up to the first end of text or stop string
+    token_ids: list[int] = field(default_factory=list)  # everything decoded
+    tokens_reference: int = 0  # counted as the public wrapper of the family counts
+    tokens_answer: int = 0  # up to the first end of text or stop string
     passes: int
     seconds: dict[str, float]  # 'model', 'policy', 'rest'; of a batch, the row's share
     truncated: bool = False  # shots or text were left out to fit the model
-    refreshes: int | None = None  # passes that renewed a cache; None: nobody counted
+    refreshes: int | None = None  # passes that renewed a cache; None: not counted
     note: dict[str, Any] = field(default_factory=dict)  # task-specific, e.g. the kind of item

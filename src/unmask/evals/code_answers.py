@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unmask import sandbox
@@ -18,40 +18,33 @@ TIMEOUT_S = 3.0
 CLEANED_LINES = 100
 
 Doc = Mapping[str, Any]
-Program = tuple[str, list[str]]
 
 
-def humaneval(doc: Doc, text: str, *, chat: bool) -> dict[str, int]:
-    """pass@1 of one answer; `chat` cleans it first, otherwise it continues the prompt as it is."""
-    return humaneval_many([doc], [text], chat=chat)[0]
+def humaneval(doc: Doc, results: list[str]) -> dict[str, int]:
+    """pass@1 of an answer; `cleaned` in the record: it is cleaned first, otherwise it continues the prompt as it is."""
+    return _passed(humaneval_program(doc, results[0]))
 
 
-def humaneval_many(docs: Sequence[Doc], texts: Sequence[str], *, chat: bool) -> list[dict[str, int]]:
-    """`humaneval` for each pair, in as few interpreters as there are cores."""
-    return _passes([_humaneval_program(doc, text, chat) for doc, text in zip(docs, texts, strict=True)])
+def mbpp(doc: Doc, results: list[str]) -> dict[str, int]:
+    """pass@1 of an answer, on the tests that its prompt showed."""
+    return _passed(mbpp_program(doc, results[0]))
 
 
-def mbpp(doc: Doc, text: str) -> dict[str, int]:
-    """pass@1 of one answer, on the tests that its prompt showed."""
-    return mbpp_many([doc], [text])[0]
+def _passed(program: tuple[str, list[str]]) -> dict[str, int]:
+    (result,) = sandbox.run_many([program], timeout_s=TIMEOUT_S)
+    return {"pass@1": int(result.passed)}
 
 
-def mbpp_many(docs: Sequence[Doc], texts: Sequence[str]) -> list[dict[str, int]]:
-    """`mbpp` for each pair, in as few interpreters as there are cores."""
-    return _passes([_mbpp_program(doc, text) for doc, text in zip(docs, texts, strict=True)])
-
-
-def _passes(programs: list[Program]) -> list[dict[str, int]]:
-    return [{"pass@1": int(result.passed)} for result in sandbox.run_many(programs, timeout_s=TIMEOUT_S)]
-
-
-def _humaneval_program(doc: Doc, text: str, chat: bool) -> Program:
-    code = cleaned(doc["prompt"] + "\n" + fenced(text), doc["entry_point"]) if chat else doc["prompt"] + text
+def humaneval_program(doc: Doc, text: str) -> tuple[str, list[str]]:
+    """The code, and what tests it."""
+    code = doc["prompt"] + text
+    if doc["cleaned"]:
+        code = cleaned(doc["prompt"] + "\n" + fenced(text), doc["entry_point"])
     return code, [doc["test"], f"check({doc['entry_point']})"]
 
 
-def _mbpp_program(doc: Doc, text: str) -> Program:
-    """The set-up is `test_setup_code` in the full set, `test_imports` in the sanitized one."""
+def mbpp_program(doc: Doc, text: str) -> tuple[str, list[str]]:
+    """As above; the set-up is `test_setup_code` in the full set, `test_imports` in the sanitized one."""
     setup = [doc.get("test_setup_code") or "", *(doc.get("test_imports") or [])]
     return text, [*filter(None, setup), *doc["test_list"]]
 

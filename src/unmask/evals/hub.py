@@ -1,40 +1,53 @@
-"""The hub's data without its chatter: where it is out of reach, only what an earlier download left is looked at."""
+"""lm-eval, datasets and the hub without their chatter, and without waiting for a hub that is out of reach."""
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import cache
 
 PATIENCE_S = 5.0
 
 
 @contextmanager
+def quiet() -> Generator[None]:
+    """No bars, messages and warnings, which are about other command lines than ours; errors come as exceptions."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
 def asked_once() -> Generator[bool]:
-    """Loads inside are silent, and fail at once where the hub does not answer; yields whether it does."""
+    """Loads inside are silent, and fail at once where the hub does not answer; yields whether it does.
+
+    Without an answer, only what an earlier download left is looked at.
+    """
     from datasets import config
     from huggingface_hub import constants
 
     there = constants.HF_HUB_OFFLINE or _answers()
-    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
-    levels = [logger.level for logger in loggers]
     before = (constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
         if not there:
             constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
-        yield there
+        with quiet():
+            yield there
     finally:
         constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @cache
 def _answers() -> bool:
-    """Whatever the answer is. Asked once a process, since a firewall that drops it all costs the whole patience."""
+    """Any answer counts. Asked once a process, since a firewall that drops everything costs the whole patience."""
     from huggingface_hub import constants, get_session
 
     try:

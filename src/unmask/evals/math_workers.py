@@ -1,7 +1,7 @@
-"""Questions about formulas, answered in other processes: one that hangs or swallows memory is killed, and means no.
+"""Questions about formulas, answered in another process: a comparison that hangs or swallows memory means no.
 
-math-verify's own time limits are signals, which work in no thread but the first; they are off, the limit is ours.
-This file is the other process too.
+math-verify's own time limits are signals, which do not end a computation inside C; they are off, the limit is ours.
+This file is the other process too, started as a command: a spawned one would run the caller's main module again.
 """
 
 from __future__ import annotations
@@ -9,111 +9,91 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import re
+import select
 import signal
-import socket
 import subprocess
 import sys
-from collections import deque
 from importlib.util import find_spec
 
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.jail import Channel
 
-TIMEOUT_S = 10.0
-START_S = 60.0
+TIMEOUT_S, START_S = 10.0, 60.0
 MEMORY_MIB = 4096
-MOST = min(8, os.cpu_count() or 1)  # so many threads may usefully ask at once
 
-_idle: deque[_Worker] = deque()
+_workers: list[subprocess.Popen[str]] = []  # at most one
 
 
 def ask(question: str, first: str, second: str, *, timeout_s: float = TIMEOUT_S) -> bool:
     """`equivalent`: are two formulas equal? `verified`: does the second text reach the answer of the first?"""
-    worker = _take()
+    if not _workers or _workers[0].poll() is not None:
+        _start()
+    answer = None
     try:
-        answer = worker.answer({"question": question, "pair": [first, second], "timeout_s": timeout_s}, timeout_s)
-    except BaseException as error:
-        worker.kill()
-        if isinstance(error, EOFError | TimeoutError):
-            return False
-        raise
-    _idle.append(worker)
-    return answer
+        answer = _exchange(json.dumps([question, first, second, timeout_s]), timeout_s)
+    finally:
+        if answer is None:  # also after an interrupt: what the worker says later belongs to no question
+            close()
+    return answer == "true"
 
 
-def _take() -> _Worker:
-    while True:
-        try:
-            worker = _idle.pop()
-        except IndexError:
-            return _Worker()
-        if worker.process.poll() is None:
-            return worker
-        worker.kill()
+def _start() -> None:
+    if find_spec("math_verify") is None:
+        raise UnmaskError("math-verify, which compares formulas, is not installed: pip install 'unmask[eval]'")
+    close()
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    # In a session of its own: an interrupt is not for the worker, which ends with its input.
+    command = [sys.executable, "-c", program]
+    _workers.append(
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, bufsize=1, start_new_session=True)
+    )
+    if _exchange(None, START_S) is None:
+        close()
+        raise WorkFailed("the process that compares formulas did not start")
 
 
-class _Worker:
-    def __init__(self) -> None:
-        if find_spec("math_verify") is None:
-            raise UnmaskError("math-verify, which compares formulas, is not installed: pip install 'unmask[eval]'")
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt is for us; the worker ends when we hang up
-            )
-        try:
-            self.channel.receive(START_S)
-        except (EOFError, TimeoutError):
-            self.kill()
-            raise WorkFailed("the process that compares formulas did not start") from None
-
-    def answer(self, request: dict[str, object], timeout_s: float) -> bool:
-        self.channel.send(json.dumps(request).encode(), timeout_s)
-        return json.loads(self.channel.receive(timeout_s))
-
-    def kill(self) -> None:
-        self.channel.end.close()
-        self.process.kill()
-        self.process.wait()
+def _exchange(request: str | None, timeout_s: float) -> str | None:
+    """The worker's next line, after the request; None if it is dead or late."""
+    worker = _workers[0]
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        if request is not None:
+            worker.stdin.write(request + "\n")
+        if select.select([worker.stdout], [], [], timeout_s)[0]:
+            return worker.stdout.readline().strip() or None
+    return None
 
 
 @atexit.register
 def close() -> None:
-    """End the workers that wait."""
-    while _idle:
-        _idle.pop().kill()
+    """End the worker."""
+    while _workers:
+        worker = _workers.pop()
+        worker.kill()
+        worker.communicate()
 
 
 def serve() -> None:
-    """The other process: answer until nobody asks any more."""
+    """The other process: answer until the input ends."""
     import resource
 
     with contextlib.suppress(ValueError, OSError):  # not every system has this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20, MEMORY_MIB * 2**20))
-    asker = Channel(socket.socket(fileno=0))
     questions = {"equivalent": _equivalent, "verified": _verified}
     if not (_equivalent("1", "1.0") and _verified("$1$", "$1$")):  # also loads what they need, before the clock runs
         sys.exit(1)
-    asker.send(b"ready", START_S)
-    with contextlib.suppress(EOFError):
-        while True:
-            request = json.loads(asker.receive(1e6))
-            # Who asked may have been killed meanwhile; then nobody else ends a comparison that hangs.
-            signal.alarm(int(request["timeout_s"]) + 5)
-            try:
-                answer = questions[request["question"]](*request["pair"])
-            except Exception:  # what cannot be read is not equal
-                answer = False
-            signal.alarm(0)
-            asker.send(json.dumps(bool(answer)).encode(), START_S)
+    print("ready", flush=True)  # noqa: T201
+    for line in sys.stdin:
+        question, first, second, timeout_s = json.loads(line)
+        signal.alarm(int(timeout_s) + 5)  # the process that asked may be gone, and end nothing any more
+        try:
+            found = questions[question](first, second)
+        except Exception:  # what cannot be read is not equal
+            found = False
+        signal.alarm(0)
+        print(json.dumps(bool(found)), flush=True)  # noqa: T201
 
 
 def _equivalent(first: str, second: str) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+from unmask.engine.prompts import encode_prompt
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import ModelSpec
@@ -26,9 +28,17 @@ def template_of(family: str, model: str) -> str:
     return "chat" if family == "llada" and "instruct" in model.lower() else "none"
 
 
+@runtime_checkable
+class TextModel(Protocol):
+    """A model as far as texts go: its special tokens and its tokenizer. Generators and executors are such."""
+
+    spec: ModelSpec
+    codec: TextCodec
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What a model is given."""
+class FittedPrompt:
+    """A prompt that leaves room for its answer."""
 
     ids: list[int]
     text: str  # of the ids, special tokens included
@@ -36,15 +46,15 @@ class Prompt:
 
 
 def fitted_prompt(
-    spec: ModelSpec, codec: TextCodec, *, shots: Sequence[str], question: str, template: str, new_tokens: int
-) -> Prompt:
+    model: TextModel, *, shots: Sequence[str], question: str, template: str, new_tokens: int
+) -> FittedPrompt:
     """The prompt with as many of the last shots as leave room for `new_tokens`; else the end of the question alone."""
     if template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
-    room = spec.max_length - new_tokens
+    codec, room = model.codec, model.spec.max_length - new_tokens
 
     def encoded(first: int) -> list[int]:
-        return _encode(spec, codec, "".join([*shots[first:], question]), template)
+        return _encode(model, "".join([*shots[first:], question]), template)
 
     def fits(first: int) -> bool:
         return len(encoded(first)) <= room
@@ -52,24 +62,24 @@ def fitted_prompt(
     first = 0 if fits(0) else bisect_left(range(len(shots)), True, lo=min(1, len(shots)), key=fits)
     ids = encoded(first)
     if len(ids) <= room:
-        return Prompt(ids=ids, text=codec.decode(ids, special=True), truncated=first > 0)
+        return FittedPrompt(ids=ids, text=codec.decode(ids, special=True), truncated=first > 0)
     words = codec.encode(question, special=False)
     kept = len(words)
     while len(ids) > room:
         kept -= len(ids) - room
         if kept <= 0:
             raise UnmaskError(
-                f"{new_tokens} new tokens leave no room for a prompt in the {spec.max_length} positions of {spec.name}"
+                f"{new_tokens} new tokens leave no room for a prompt in the {model.spec.max_length} positions of "
+                f"{model.spec.name}"
             )
-        ids = _encode(spec, codec, codec.decode(words[-kept:]), template)
-    return Prompt(ids=ids, text=codec.decode(ids, special=True), truncated=True)
+        ids = _encode(model, codec.decode(words[-kept:]), template)
+    return FittedPrompt(ids=ids, text=codec.decode(ids, special=True), truncated=True)
 
 
-def _encode(spec: ModelSpec, codec: TextCodec, text: str, template: str) -> list[int]:
+def _encode(model: TextModel, text: str, template: str) -> list[int]:
     if template == "chat":
-        return codec.chat([{"role": "user", "content": text}])
-    ids = codec.encode(text)
-    return [spec.bos_id, *ids] if spec.add_bos and spec.bos_id is not None and ids[:1] != [spec.bos_id] else ids
+        return model.codec.chat([{"role": "user", "content": text}])
+    return encode_prompt(model.spec, model.codec, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +91,10 @@ class Answer:
     tokens_answer: int  # up to the first end of text or stop string
 
 
-def read_answer(
-    spec: ModelSpec, codec: TextCodec, ids: Sequence[int], *, until: Sequence[str], whole: bool = False
-) -> Answer:
+def read_answer(model: TextModel, ids: Sequence[int], *, until: Sequence[str], whole: bool = False) -> Answer:
     """The answer among the decoded ids; `whole`: counted before the cuts, as LLaDA's wrapper does it for HumanEval."""
-    ids = [token for token in ids if token != spec.mask_id]  # left open behind an early stop
-    strings = tuple(until)
-    counted = ids
+    spec, codec, strings = model.spec, model.codec, tuple(until)
+    counted = ids = [token for token in ids if token != spec.mask_id]  # left open behind an early stop
     if spec.convention == "dream":
         # Run-on text behind the cuts is counted by the public code, so it is here.
         end = codec.token_text(spec.eos_id)

@@ -6,11 +6,12 @@ the file and the key. What a recipe leaves open is filled in by `expand.py`, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -18,11 +19,14 @@ from unmask import policies
 from unmask.errors import UnknownName, UnmaskError
 from unmask.evals import tiny_suite
 from unmask.evals.cell import TABLES
-from unmask.evals.harness import benchmark_names, unknown_task
+from unmask.evals.harness import BENCHMARKS, unknown_task
+from unmask.models.loading import choose_dtype
+from unmask.models.quantized import FORMATS
 from unmask.settings import Settings
 
 CHECKPOINT_KEYS = ("path", "device", "dtype", "quantize", "revision")
 SHARED_KEYS = ("device", "dtype", "quantize")  # which a recipe may also give for all of its models
+SETTINGS = Settings.__dataclass_fields__
 
 # What other projects call our keys, and where it goes here.
 _FOREIGN = {
@@ -60,8 +64,7 @@ class Checkpoint:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `quantize` only where it is set, as in runs from before there was such a thing."""
-        plain = asdict(self)
-        return plain if self.quantize is not None else {key: plain[key] for key in plain if key != "quantize"}
+        return {key: value for key, value in asdict(self).items() if key != "quantize" or value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +101,9 @@ class Recipe:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
 
-_KEYS = {
-    *("model", "models", "policy", "policies", "settings", "task", "tasks", *SHARED_KEYS),
-    *(item.name for item in fields(Recipe) if item.name != "name"),
-}
+_KEYS = {item.name for item in fields(Recipe) if item.name != "name"} | {"model", "policy", "task", *SHARED_KEYS}
+_LEAST = {"limit": 1, "batch_size": 1, "shots": 0, "seed": 0}
+_TRUTHS, _TEXTS = ("allow_unsandboxed", "shared"), ("title", "data_dir", "table")
 
 
 def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
@@ -121,149 +123,122 @@ def parse(
     values: Mapping[str, Any], flags: Mapping[str, Any] | None = None, *, source: str = "recipe", name: str = "recipe"
 ) -> Recipe:
     """As `read`, from plain data."""
-    reader = _Reader(source)
-    for key in values:
-        if key not in _KEYS:
-            reader.refuse_key("recipe key", key, _KEYS)
-    typed = {key: value for key, value in (flags or {}).items() if value is not None}
-    for one, many, flag in (("model", "models", "model"), ("task", "tasks", "tasks")):
-        if flag in typed:
-            values = {key: value for key, value in values.items() if key not in (one, many)}
-    values = {**values, **typed}
-    recipe = Recipe(
-        name=name,
-        models=tuple(_checkpoint(reader, item, values, typed) for item in reader.one_or_many(values, "model")),
-        policies=tuple(_policy(reader, item) for item in reader.one_or_many(values, "policy", "policies")),
-        settings=tuple(_settings(reader, item) for item in _listed(values.get("settings") or {})),
-        tasks=tuple(_task(reader, item) for item in reader.one_or_many(values, "task")),
-        **_plain(reader, values),
-    )
-    _check_whole(reader, recipe)
+    with _at(source):
+        _check_keys("recipe key", values, _KEYS)
+        typed = {key: value for key, value in (flags or {}).items() if value is not None}
+        hidden = {f"{key.rstrip('s')}{end}" for key in ("model", "tasks") if key in typed for end in ("", "s")}
+        values = {key: value for key, value in values.items() if key not in hidden} | typed
+        shared = {key: values[key] for key in SHARED_KEYS if values.get(key) is not None}
+        forced = {key: typed[key] for key in SHARED_KEYS if key in typed}
+        recipe = Recipe(
+            name=name,
+            models=tuple(_checkpoint(item, shared, forced) for item in _one_or_many(values, "model", "models")),
+            policies=tuple(_policy(item) for item in _one_or_many(values, "policy", "policies")),
+            settings=tuple(_settings(item) for item in _listed(values.get("settings") or {})),
+            tasks=tuple(_task(item) for item in _one_or_many(values, "task", "tasks")),
+            **{key: _plain(key, values[key]) for key in (*_LEAST, *_TRUTHS, *_TEXTS) if values.get(key) is not None},
+        )
+        if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
+            raise UnmaskError(f"shots is given, but {', '.join(recipe.tasks)} take none")
+        for key in ("tasks", "policies", "models"):
+            values = getattr(recipe, key)
+            if doubled := [value for number, value in enumerate(values) if value in values[:number]]:
+                raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
     return recipe
 
 
-class _Reader:
-    """Where the values come from, so that every complaint can say so."""
+@contextmanager
+def _at(place: str) -> Generator[None]:
+    """Complaints from inside begin with the place in the recipe."""
+    try:
+        yield
+    except UnmaskError as error:
+        raise UnmaskError(f"{place}: {error}") from error
 
-    def __init__(self, source: str) -> None:
-        self.source = source
 
-    def fail(self, problem: str) -> NoReturn:
-        raise UnmaskError(f"{self.source}: {problem}")
-
-    def refuse_key(self, kind: str, key: Any, known: Any) -> NoReturn:
-        """An unknown key: what it is called here, where it belongs, or the nearest known one."""
+def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
+    """Refuse an unknown key: say what it is called here, where it belongs, or the nearest known one."""
+    for key in (key for key in given if key not in known):
         if key in _FOREIGN:
-            self.fail(f"unknown {kind} {key!r}; here it is {_FOREIGN[key]}")
-        if kind == "recipe key" and key in Settings.__dataclass_fields__:
-            self.fail(f"unknown {kind} {key!r}; it is a setting: settings: {{{key}: ...}}")
+            raise UnmaskError(f"unknown {kind} {key!r}; here it is {_FOREIGN[key]}")
+        if kind == "recipe key" and key in SETTINGS:
+            raise UnmaskError(f"unknown {kind} {key!r}; it is a setting: settings: {{{key}: ...}}")
         if owner := policies.owner_of(str(key)):
-            self.fail(f"unknown {kind} {key!r}; it is a parameter of a policy: policy: {{name: {owner}, {key}: ...}}")
-        self.fail(str(UnknownName(kind, str(key), known)))
+            way = f"policy: {{name: {owner}, {key}: ...}}"
+            raise UnmaskError(f"unknown {kind} {key!r}; it is a parameter of a policy: {way}")
+        raise UnknownName(kind, str(key), known)
 
-    def required(self, values: Mapping[str, Any], key: str) -> list[Any]:
-        listed = _listed(values.get(key))
-        return listed or self.fail(f"{key} is missing")
 
-    def one_or_many(self, values: Mapping[str, Any], one: str, many: str = "") -> list[Any]:
-        many = many or f"{one}s"
-        if one in values and many in values:
-            self.fail(f"{one} and {many} are both given; keep one of them")
-        return self.required(values, one if one in values else many)
-
-    def checked(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns; its complaint, with the place in front."""
-        try:
-            return make()
-        except UnmaskError as error:
-            self.fail(f"{key}: {error}")
+def _one_or_many(values: Mapping[str, Any], one: str, many: str) -> list[Any]:
+    if one in values and many in values:
+        raise UnmaskError(f"{one} and {many} are both given; keep one of them")
+    key = one if one in values else many
+    if not (listed := _listed(values.get(key))):
+        raise UnmaskError(f"{key} is missing")
+    return listed
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-def _checkpoint(reader: _Reader, item: Any, values: Mapping[str, Any], typed: Mapping[str, Any]) -> Checkpoint:
+def _checkpoint(item: Any, shared: Mapping[str, Any], forced: Mapping[str, Any]) -> Checkpoint:
     given = item if isinstance(item, dict) else {"path": item}
-    for key in given:
-        if key not in CHECKPOINT_KEYS:
-            reader.refuse_key("key of a model", key, CHECKPOINT_KEYS)
-    shared = {key: values[key] for key in SHARED_KEYS if values.get(key) is not None}
-    given = shared | given | {key: typed[key] for key in SHARED_KEYS if key in typed}
+    _check_keys("key of a model", given, CHECKPOINT_KEYS)
+    given = {**shared, **given, **forced}
     if not all(isinstance(value, str) and value for value in given.values()) or "path" not in given:
-        keys = ", ".join(CHECKPOINT_KEYS[:-1])
-        reader.fail(f"a model is a name or a folder, or a mapping with {keys} and {CHECKPOINT_KEYS[-1]}, got {item!r}")
-    if "dtype" in given:
-        from unmask.models.loading import choose_dtype
-
-        reader.checked("dtype", lambda: choose_dtype(given["dtype"]))
-    if "quantize" in given:
-        from unmask.models.quantized import FORMATS
-
-        if given["quantize"] not in FORMATS:
-            reader.fail(f"quantize: {UnknownName('quantisation', given['quantize'], FORMATS)}")
+        keys = f"{', '.join(CHECKPOINT_KEYS[:-1])} and {CHECKPOINT_KEYS[-1]}"
+        raise UnmaskError(f"a model is a name or a folder, or a mapping with {keys}, got {item!r}")
+    with _at("dtype"):
+        choose_dtype(given.get("dtype", "float32"))
+    with _at("quantize"):
+        if "quantize" in given and given["quantize"] not in FORMATS:
+            raise UnknownName("quantisation", given["quantize"], FORMATS)
     return Checkpoint(**given)
 
 
-def _policy(reader: _Reader, item: Any) -> PolicyChoice:
+def _policy(item: Any) -> PolicyChoice:
     given = dict(item) if isinstance(item, dict) else {"name": item}
     name = given.pop("name", None)
     if not isinstance(name, str):
-        reader.fail(f"a policy is a name, or a mapping with a name and parameters, got {item!r}")
-    settings = {key: given.pop(key) for key in list(given) if key in Settings.__dataclass_fields__}
-    for key in given:
-        if key in _FOREIGN:
-            reader.refuse_key(f"parameter of {name}", key, ())
-    reader.checked("policy", lambda: policies.get(name, **given))
-    return PolicyChoice(name=name, parameters=given, settings=_settings(reader, settings))
+        raise UnmaskError(f"a policy is a name, or a mapping with a name and parameters, got {item!r}")
+    settings = {key: given.pop(key) for key in list(given) if key in SETTINGS}
+    _check_keys(f"parameter of {name}", (key for key in given if key in _FOREIGN), ())
+    with _at("policy"):
+        policies.get(name, **given)
+    return PolicyChoice(name=name, parameters=given, settings=_settings(settings))
 
 
-def _settings(reader: _Reader, item: Any) -> dict[str, Any]:
+def _settings(item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
-        reader.fail(f"settings must be a mapping or a list of mappings, got {item!r}")
-    for key in item:
-        if key not in Settings.__dataclass_fields__:
-            reader.refuse_key("setting", key, Settings.__dataclass_fields__)
-    reader.checked("settings", lambda: Settings.from_dict(item))
+        raise UnmaskError(f"settings must be a mapping or a list of mappings, got {item!r}")
+    _check_keys("setting", item, SETTINGS)
+    with _at("settings"):
+        Settings.from_dict(item)
     return dict(item)
 
 
-def _task(reader: _Reader, item: Any) -> str:
+def _task(item: Any) -> str:
     """A task's name. Any name may be one of lm-eval's, unless it is one of ours but for a slip."""
     if not isinstance(item, str) or not item:
-        reader.fail(f"tasks must hold names, got {item!r}")
-    ours = [*tiny_suite.names(), *benchmark_names()]
+        raise UnmaskError(f"tasks must hold names, got {item!r}")
+    ours = [*tiny_suite.names(), *BENCHMARKS]
     near = get_close_matches(item, ours, n=1, cutoff=0.75)
     if item not in ours and near and abs(len(near[0]) - len(item)) <= 1:
-        reader.fail(str(unknown_task(item)))
+        raise unknown_task(item)
     return item
 
 
-def _plain(reader: _Reader, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that hold one number, word or truth value, checked; null counts as absent."""
-    numbers = {"limit": 1, "batch_size": 1, "shots": 0, "seed": 0}
-    truths = ("allow_unsandboxed", "shared")
-    given = {
-        key: values[key] for key in (*numbers, "table", "title", "data_dir", *truths) if values.get(key) is not None
-    }
-    for key, value in given.items():
-        if key in numbers and (type(value) is not int or value < numbers[key]):
-            reader.fail(f"{key} must be a whole number of at least {numbers[key]}, got {value!r}")
-        if key in truths and not isinstance(value, bool):
-            reader.fail(f"{key} must be true or false, got {value!r}")
-        if key in ("title", "data_dir") and not isinstance(value, str):
-            reader.fail(f"{key} must be text, got {value!r}")
-        if key == "data_dir" and not Path(value).is_dir():
-            reader.fail(f"data_dir {value} is not a folder")
-        if key == "table" and value not in TABLES:
-            reader.fail(str(UnknownName("table", str(value), TABLES)))
-    return given
-
-
-def _check_whole(reader: _Reader, recipe: Recipe) -> None:
-    if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
-        reader.fail(f"shots is given, but {', '.join(recipe.tasks)} take none")
-    for key in ("tasks", "policies", "models"):
-        values = getattr(recipe, key)
-        if doubled := [value for number, value in enumerate(values) if value in values[:number]]:
-            reader.fail(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
+def _plain(key: str, value: Any) -> Any:
+    """The value of a key that holds one number, text or truth value."""
+    if key in _LEAST and (type(value) is not int or value < _LEAST[key]):
+        raise UnmaskError(f"{key} must be a whole number of at least {_LEAST[key]}, got {value!r}")
+    if key in _TRUTHS and not isinstance(value, bool):
+        raise UnmaskError(f"{key} must be true or false, got {value!r}")
+    if key in _TEXTS and not isinstance(value, str):
+        raise UnmaskError(f"{key} must be text, got {value!r}")
+    if key == "data_dir" and not Path(value).is_dir():
+        raise UnmaskError(f"data_dir {value} is not a folder")
+    if key == "table" and value not in TABLES:
+        raise UnknownName("table", value, TABLES)
+    return value

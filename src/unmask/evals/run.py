@@ -1,46 +1,42 @@
-"""Runs the cells of a recipe, one model after the other, into a folder that can be left and taken up at any moment.
+"""Measures the cells of a recipe, one model after the other, in a folder that can be left and taken up at any moment.
 
-    RUN/run.json   the recipe as it was resolved, versions, device, command, the keys of its cells
+    RUN/run.json   the recipe as it was resolved, versions, models, command, the keys of its cells
     RUN/cells/     see store.py
     RUN/.lock      held while a process works here
 
-What is complete is not done again, be it here or in a run beside this one (see neighbours.py); the model of a complete
-part is not even loaded. A recipe may grow in its folder: run.json says which of the cells it has now.
+A complete cell is not measured again, be it of this run or of one beside it (see reuse.py); a model whose cells are all
+complete is not even loaded. A recipe may grow in its folder: run.json says which of the cells it has now.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable
+import shutil
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from importlib.metadata import entry_points
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unmask import sandbox
-from unmask.engine.generator import Generator
-from unmask.engine.load import load
-from unmask.engine.plan import plan, preset_name
-from unmask.errors import UnknownName, UnmaskError
-from unmask.evals import tiny_suite
-from unmask.evals.cell import Cell
-from unmask.evals.expand import Facts, decoding_of, expand
-from unmask.evals.harness import BENCHMARKS, check_task, questions_digest, run_benchmark
-from unmask.evals.neighbours import WAYS_OUT, begin_with_fewer, check_origins, discard, take_over
-from unmask.evals.origins import code_digest
+from unmask.errors import UnmaskError
+from unmask.evals.cell import SCHEMA, Cell, ModelInfo
+from unmask.evals.digests import code_digest
+from unmask.evals.executor import WARM_UP, Executor, LocalExecutor
+from unmask.evals.expand import expand
+from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_digest
+from unmask.evals.loop import measure
 from unmask.evals.recipe import Checkpoint, Recipe
-from unmask.evals.run_folder import alone_in, note_cells, note_model, open_run, save_run, versions
-from unmask.evals.store import CellFolder
-from unmask.models.device import choose_device
+from unmask.evals.reuse import changed, reuse
+from unmask.evals.run_folder import locked, note_cells, open_run, save_run, versions
+from unmask.evals.store import CELL, CellFolder, has_items, read_whole
+from unmask.evals.tiny_suite import TinyTask
+from unmask.evals.tiny_suite import knows as is_tiny
 from unmask.models.fingerprint import fingerprint
 
-WARM_UP = "one generation before the first item of each model and policy, not timed"
-
 RUN_CODE = {"humaneval", "mbpp", "list_functions"}  # tasks whose answers are programs
+WAYS_OUT = "choose another --out, or discard them with --fresh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +49,8 @@ class Progress:
     done: int  # items of the cell
     items: int
     share: float  # of the work that was left when the run began, by expected forward passes
-    beside: tuple[Cell, ...]  # all cells of its model, from which a label tells it
-    taken: int = 0  # cells taken over from other runs so far
+    beside: tuple[Cell, ...]  # all cells of the model
+    reused: int  # cells of other runs so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +61,7 @@ class Finished:
     cells: list[CellFolder]
     new_cells: int  # how many this call brought to their end; 0 where there was nothing left to do
     new_items: int  # how many it decoded
-    taken: dict[str, int]  # how many cells it took over from which run
+    reused: dict[str, int]  # how many cells of which other run it reused
     changed: tuple[str, ...] = ()  # of a run with nothing left to do, what is no longer as it was: code, questions
 
 
@@ -73,249 +69,155 @@ def run(
     recipe: Recipe,
     *,
     out: Path,
+    load: Callable[[Checkpoint], Executor] = LocalExecutor.load,
     command: str = "",
     fresh: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_load: Callable[[str], None] = lambda model: None,
 ) -> Finished:
-    """Do what is missing of the recipe in that folder; `fresh`: all of it, whatever the folder holds of it.
+    """Measure what is missing of the recipe in that folder; `fresh`: all of it, whatever the folder holds of it.
 
-    `on_load` hears the name of every model that has to be loaded.
+    `load` makes the executor of a model; `on_load` hears the name of each one before it is loaded.
     """
-    with alone_in(out), sandbox.allow_unsandboxed() if recipe.allow_unsandboxed else nullcontext():
-        _check_equipment(recipe.tasks)
-        about = open_run(recipe, out, command)
-        job = _Job(recipe, out, about, fresh=fresh)
-        complete = [None if fresh else job.complete_cells(checkpoint) for checkpoint in recipe.models]
-        changed = job.changed_since([folder for folders in complete for folder in folders or ()])
-        if changed and None in complete:
-            raise UnmaskError(f"{out} holds results with other {' and '.join(changed)}; {WAYS_OUT}")
-        found: list[CellFolder] = []
-        tracker = _Tracker(len(recipe.models), on_progress)
-        for checkpoint, folders in zip(recipe.models, complete, strict=True):
-            if folders is not None:
-                tracker.skip_model(len(folders))
-                found += folders
-                continue
-            job.read_questions()
-            on_load(checkpoint.name)
-            found += _run_model(job, checkpoint, tracker)
-            # The next model needs the memory of this one.
-            gc.collect()
-            torch.cuda.empty_cache()
-        save_run(out, about)
-    counts = {"new_cells": tracker.ended, "new_items": tracker.items}
-    return Finished(folder=out, cells=found, taken=tracker.taken, changed=changed, **counts)
-
-
-def _check_equipment(tasks: tuple[str, ...]) -> None:
-    """Say at once what would be missing later, when a large model has been loaded and items decoded."""
-    if RUN_CODE & set(tasks):
-        sandbox.require()
-    benchmarks = [task for task in tasks if not tiny_suite.knows(task)]
-    if benchmarks and find_spec("lm_eval") is None:
-        raise UnmaskError("benchmarks need lm-eval, which is missing: pip install 'unmask[eval]'")
-    for task in benchmarks:
-        check_task(task)
-
-
-def backend_named(name: str) -> Callable[..., Finished]:
-    """What runs a recipe: `run`, or a function of the same arguments that a package offers as an entry point."""
-    if name == "local":
-        return run
-    found = {point.name: point for point in entry_points(group="unmask.backends")}
-    if name not in found:
-        raise UnknownName("backend", name, ["local", *found], listed_as="installed")
-    try:
-        return found[name].load()
-    except Exception as error:
-        raise UnmaskError(f"the plug-in {found[name].value!r} for backend {name!r} failed: {error}") from error
+    with locked(out), sandbox.allow_unsandboxed() if recipe.allow_unsandboxed else nullcontext():
+        if RUN_CODE & set(recipe.tasks):
+            sandbox.require()
+        job = _Job(recipe, out, open_run(recipe, out, command), fresh, on_progress)
+        parts = [[] if fresh else job.complete_cells(checkpoint) for checkpoint in recipe.models]
+        differ = sorted({name for part in parts for folder in part for name in job.changed(folder)})
+        if differ and not all(parts):
+            raise UnmaskError(f"{out} holds results with other {' and '.join(differ)}; {WAYS_OUT}")
+        job.cells, job.models = sum(map(len, parts)), parts.count([])
+        for number, checkpoint in enumerate(recipe.models):
+            if not parts[number]:
+                job.read_questions()
+                on_load(checkpoint.name)
+                executor = load(checkpoint)
+                try:
+                    parts[number] = job.measure_model(checkpoint, executor)
+                finally:
+                    executor.close()  # the next model needs the memory of this one
+        save_run(out, job.about)
+    counts = {"new_cells": job.new_cells, "new_items": job.new_items, "reused": dict(job.reused)}
+    return Finished(folder=out, cells=[folder for part in parts for folder in part], changed=tuple(differ), **counts)
 
 
 class _Job:
-    """A recipe at work in a folder, and what is noted of every cell."""
+    """A recipe at work in its folder."""
 
-    def __init__(self, recipe: Recipe, out: Path, about: dict[str, Any], *, fresh: bool) -> None:
-        self.recipe, self.out, self.about, self.fresh = recipe, out, about, fresh
+    def __init__(
+        self, recipe: Recipe, out: Path, about: dict[str, Any], fresh: bool, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self.recipe, self.out, self.about, self.fresh, self.on_progress = recipe, out, about, fresh, on_progress
         self.data = None if recipe.data_dir is None else Path(recipe.data_dir)
-        self._questions: dict[str, str] = {}
+        self.new_cells = self.new_items = 0
+        self.cells = self.models = self.measured = 0  # complete cells; models to measure, and measured ones
+        self.reused: Counter[str] = Counter()
+        self._questions: dict[str, dict[str, str]] = {}
 
-    def complete_cells(self, checkpoint: Checkpoint) -> list[CellFolder] | None:
+    def complete_cells(self, checkpoint: Checkpoint) -> list[CellFolder]:
         """The model's cells, if an earlier part of the run knew them and left nothing to do."""
-        facts = _remembered(checkpoint, self.about)
-        if facts is None:
-            return None
-        cells = expand(self.recipe, checkpoint, facts)
+        known = self.about["models"].get(checkpoint.name)
+        if known is None or checkpoint.dtype not in (None, known["dtype"]):
+            return []
+        if (checkpoint.device or known["device"]).partition(":")[0] != known["device"]:
+            return []
+        cells = expand(self.recipe, checkpoint, ModelInfo(**known))
+        places = [self.out / "cells" / cell.key for cell in cells]
+        folders = [CellFolder(place) for place in places if (place / CELL).exists()]
+        if len(folders) < len(cells) or not all(folder.complete for folder in folders):
+            return []
         note_cells(self.about, [cell.key for cell in cells])
-        folders = [_folder(self.out, cell) for cell in cells]
-        complete = [folder for folder in folders if folder is not None and folder.complete]
-        return complete if len(complete) == len(folders) else None
-
-    def changed_since(self, folders: Iterable[CellFolder]) -> tuple[str, ...]:
-        """What was noted of these cells and would be noted otherwise now, as far as that costs next to nothing."""
-        changed = set()
-        for folder in folders:
-            if folder.about.get("code", now := code_digest(decoding_of(folder.cell)[0])) != now:
-                changed.add("code")
-            hub = self.data is None and folder.cell.task in BENCHMARKS
-            if not hub and folder.about.get("questions", now := self.questions(folder.cell.task)) != now:
-                changed.add("questions")
-        return tuple(sorted(changed))
-
-    def questions(self, task: str) -> str | None:
-        """The digest of a benchmark's records; the items of a tiny task come from code."""
-        if tiny_suite.knows(task):
-            return None
-        if task not in self._questions:
-            self._questions[task] = questions_digest(task, self.data)
-        return self._questions[task]
+        return folders
 
     def read_questions(self) -> None:
         """Before a model is loaded: what cannot be read is told at once."""
         for task in self.recipe.tasks:
-            self.questions(task)
+            self._questions_of(task)
 
-    def noted(self, cell: Cell, weights: str) -> dict[str, Any]:
-        """The circumstances under which the cell would be measured now."""
-        about = {"versions": versions((cell.task,)), "device_name": self.about["device_name"]}
-        about |= {"threads": torch.get_num_threads(), "warm_up": WARM_UP, "weights": weights}
-        about["code"] = code_digest(decoding_of(cell)[0])
-        return about if tiny_suite.knows(cell.task) else about | {"questions": self.questions(cell.task)}
+    def _questions_of(self, task: str) -> dict[str, str]:
+        """Their digest, by its name; the items of a tiny task come from code."""
+        if task not in self._questions:
+            self._questions[task] = {} if is_tiny(task) else {"questions": questions_digest(task, self.data)}
+        return self._questions[task]
 
-    def open(self, cell: Cell, noted: dict[str, Any], tracker: _Tracker) -> CellFolder:
-        """The cell's folder, with what a run beside this one, or this one with a lower limit, holds of it."""
-        if not self.fresh:
-            here = noted | {"shared": self.recipe.shared}
-            if (name := take_over(self.out, cell, here)) is not None:
-                tracker.taken[name] = tracker.taken.get(name, 0) + 1
-            begin_with_fewer(self.out, cell, here)
+    def changed(self, folder: CellFolder) -> list[str]:
+        """What a complete cell depends on and is no longer as it was, as far as that costs next to nothing."""
+        cell = folder.cell
+        on_hub = self.data is None and cell.task in BENCHMARKS
+        now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self._questions_of(cell.task))
+        return changed(folder.about, now)
+
+    def measure_model(self, checkpoint: Checkpoint, executor: Executor) -> list[CellFolder]:
+        """The model's cells, all of them complete."""
+        cells = expand(self.recipe, checkpoint, executor.info)
+        for cell in cells:
+            executor.check(*cell.decoding())
+        weights = fingerprint(checkpoint.path, revision=checkpoint.revision)
+        noted = {cell.key: self._noted(cell, executor.info, weights) for cell in cells}
+        for cell in cells:
+            self._make_room(cell, noted[cell.key])
+        self.about["models"][checkpoint.name] = asdict(executor.info)
+        note_cells(self.about, noted)
+        save_run(self.out, self.about)
+        folders = [self._open(cell, noted[cell.key]) for cell in cells]
+        work = [_passes(each.cell) * max(0, each.cell.items - len(each.generations)) for each in folders]
+        for at, cell in enumerate(cells):
+            if not folders[at].complete:
+                folders[at] = self._open(cell, noted[cell.key])  # a run beside this one may have finished it meanwhile
+            if not folders[at].complete:
+                self._measure_cell(executor, folders[at], partial(self._tell, cells, at, work, len(folders[at].scores)))
+        self.cells += len(cells)
+        self.measured += 1
+        return folders
+
+    def _tell(self, cells: list[Cell], at: int, work: list[float], before: int, done: int, items: int) -> None:
+        """Every model counts the same: the cost of one that is not loaded yet is unknown."""
+        spent = sum(work[:at]) + work[at] * (done - before) / max(1, items - before)
+        progress = Progress(
+            cell=cells[at],
+            number=self.cells + at + 1,
+            cells=self.cells + len(cells) * (self.models - self.measured),
+            done=done,
+            items=items,
+            share=min(1.0, (self.measured + spent / (sum(work) or 1.0)) / self.models),
+            beside=tuple(cells),
+            reused=self.reused.total(),
+        )
+        self.on_progress(progress)
+
+    def _noted(self, cell: Cell, info: ModelInfo, weights: str) -> dict[str, Any]:
+        """What the answers and times of a cell depend on, if it is measured now."""
+        here = {"device_name": info.device_name, "threads": info.threads, "warm_up": WARM_UP, "weights": weights}
+        code = {"code": code_digest(cell.decoding()[0])}
+        return {"versions": versions([cell.task]), **here, **code, **self._questions_of(cell.task)}
+
+    def _make_room(self, cell: Cell, noted: dict[str, Any]) -> None:
+        """Discard the cell if it is to be measured anew; refuse to mix items that depend on other things."""
+        place = self.out / "cells" / cell.key
+        if self.fresh:
+            shutil.rmtree(place, ignore_errors=True)
+        elif has_items(place) and (differ := changed(read_whole(place / CELL, SCHEMA), noted)):
+            raise UnmaskError(f"{self.out} holds results of {cell.model} with other {' and '.join(differ)}; {WAYS_OUT}")
+
+    def _open(self, cell: Cell, noted: dict[str, Any]) -> CellFolder:
+        shared = {"shared": self.recipe.shared}
+        if not self.fresh and (name := reuse(self.out, cell, noted | shared)) is not None:
+            self.reused[name] += 1
         return CellFolder.open(self.out, cell, noted)
 
-
-def _run_model(job: _Job, checkpoint: Checkpoint, tracker: _Tracker) -> list[CellFolder]:
-    llm = load(
-        checkpoint.path,
-        device=checkpoint.device,
-        dtype=checkpoint.dtype,
-        quantize=checkpoint.quantize,
-        revision=checkpoint.revision,
-    )
-    facts, weights = facts_of(llm), fingerprint(checkpoint.path, revision=checkpoint.revision)
-    cells = expand(job.recipe, checkpoint, facts)
-    for cell in cells:
-        policy, settings = decoding_of(cell)
-        plan(llm.model, policy, settings)
-    note_model(job.about, checkpoint.name, asdict(facts), llm.model.device)
-    noted = {cell.key: job.noted(cell, weights) for cell in cells}
-    if job.fresh:
-        discard(job.out, cells)
-    check_origins(job.out, [(cell, noted[cell.key]) for cell in cells])
-    note_cells(job.about, noted)
-    save_run(job.out, job.about)
-    opened = [job.open(cell, noted[cell.key], tracker) for cell in cells]
-    tracker.begin_model(opened)
-    warm: set[str] = set()
-    for number, folder in enumerate(opened):
-        if not folder.complete:
-            # A run beside this one may have finished it in the meantime.
-            opened[number] = job.open(folder.cell, noted[folder.cell.key], tracker)
-            if opened[number].complete:
-                tracker.skip_cell(folder)
-            else:
-                _run_cell(job, llm, opened[number], tracker, warm)
-                tracker.ended += 1
-        tracker.next_cell()
-    return opened
+    def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> None:
+        cell, before = folder.cell, len(folder.generations)
+        if self.recipe.shared:
+            folder.note(shared=True)
+        task = TinyTask(cell, executor) if is_tiny(cell.task) else BenchmarkTask(cell, executor, self.data)
+        measure(executor, task, folder, on_item=on_item)
+        self.new_cells += 1
+        self.new_items += len(folder.generations) - before
 
 
-def _run_cell(job: _Job, llm: Generator, folder: CellFolder, tracker: _Tracker, warm: set[str]) -> None:
-    if job.recipe.shared:
-        folder.note(shared=True)
-    policy, settings = decoding_of(folder.cell)
-    if (name := folder.cell.policy["name"]) not in warm:
-        llm.generate("warm-up", policy=policy, settings=settings)
-        warm.add(name)
-    tracker.begin_cell(folder)
-
-    def on_item(done: int, items: int) -> None:
-        tracker.advance(folder.cell, done, items)
-
-    if tiny_suite.knows(folder.cell.task):
-        tiny_suite.run_tiny(llm, folder, policy=policy, settings=settings, on_item=on_item)
-    else:
-        run_benchmark(llm, folder, policy=policy, settings=settings, data_dir=job.data, on_item=on_item)
-    folder.finish()
-
-
-class _Tracker:
-    """Turns finished items into a share of the whole work. A model not seen yet is taken to cost what this one does."""
-
-    def __init__(self, models: int, report: Callable[[Progress], None]) -> None:
-        self.models, self.report = models, report
-        self.number, self.cells = 1, 0
-        self.work = self.spent = 0.0
-        self.items = self.before = self.ended = 0
-        self.taken: dict[str, int] = {}
-        self.beside: tuple[Cell, ...] = ()
-
-    def skip_model(self, cells: int) -> None:
-        self.models -= 1
-        self.cells += cells
-        self.number += cells
-
-    def begin_model(self, folders: list[CellFolder]) -> None:
-        left = sum(_cost(folder.cell) * max(0, folder.cell.items - len(folder.generations)) for folder in folders)
-        self.work = self.spent + left * self.models
-        self.cells = self.number - 1 + len(folders) * self.models
-        self.models -= 1
-        self.beside = tuple(folder.cell for folder in folders)
-
-    def skip_cell(self, folder: CellFolder) -> None:
-        self.spent += _cost(folder.cell) * max(0, folder.cell.items - len(folder.generations))
-
-    def begin_cell(self, folder: CellFolder) -> None:
-        self.before = len(folder.generations)
-        self._tell(folder.cell, self.before, folder.cell.items)
-
-    def advance(self, cell: Cell, done: int, items: int) -> None:
-        self.items += done - self.before
-        self.spent += _cost(cell) * (done - self.before)
-        self.before = done
-        self._tell(cell, done, items)
-
-    def next_cell(self) -> None:
-        self.number += 1
-
-    def _tell(self, cell: Cell, done: int, items: int) -> None:
-        share = min(1.0, self.spent / self.work) if self.work else 1.0
-        numbers = {"number": self.number, "cells": self.cells, "done": done, "items": items}
-        taken = sum(self.taken.values())
-        self.report(Progress(cell=cell, share=share, beside=self.beside, taken=taken, **numbers))
-
-
-def _cost(cell: Cell) -> float:
-    """Forward passes that an item is likely to take: exact for a fixed number of tokens a pass, else a guess."""
+def _passes(cell: Cell) -> float:
+    """That an item is likely to take: exact for a fixed number of tokens a pass, else a guess."""
     length, tokens = cell.settings["max_tokens"], cell.policy.get("tokens_per_pass", 8)
     passes = cell.policy.get("passes")
     return passes * length / cell.settings["block_size"] if passes else length / tokens
-
-
-def facts_of(llm: Generator) -> Facts:
-    """What the cells need to know of a loaded model."""
-    dtype = str(llm.model.dtype).removeprefix("torch.")
-    return Facts(family=llm.spec.convention, preset=preset_name(llm.spec), dtype=dtype, device=llm.model.device.type)
-
-
-def _remembered(checkpoint: Checkpoint, about: dict[str, Any]) -> Facts | None:
-    """What an earlier part of the run knew of the model, if it would be the same here and now."""
-    known = about["models"].get(checkpoint.name)
-    if known is None or choose_device(checkpoint.device).type != known["device"]:
-        return None
-    if checkpoint.dtype not in (None, known["dtype"]):
-        return None
-    return Facts(**known)
-
-
-def _folder(out: Path, cell: Cell) -> CellFolder | None:
-    path = out / "cells" / cell.key
-    return CellFolder(path) if (path / "cell.json").exists() else None

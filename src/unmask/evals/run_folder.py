@@ -1,11 +1,11 @@
-"""The folder of a run, apart from its cells: who works in it, and what run.json says about how it was made."""
+"""The folder of a run, apart from its cells: the lock, and run.json, which says how the run was made."""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,19 @@ import torch
 from unmask import __version__
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.evals import tiny_suite
-from unmask.evals.neighbours import has_items
 from unmask.evals.recipe import Recipe
-from unmask.evals.store import read_whole, write_whole
-from unmask.models.device import device_name
+from unmask.evals.store import has_items, read_whole, write_whole
 
 SCHEMA = "unmask.run/1"
-RUN = "run.json"
+RUN, LOCK = "run.json", ".lock"
 
-# Keys of a recipe that may differ when a run is taken up again: they change no result.
-FREE = ("name", "data_dir", "allow_unsandboxed", "shared")
-SHOWN = ("title", "table")  # these neither, but how results are shown
+# Keys of a recipe that may differ when a run is taken up again: they change no result, or only how it is shown.
+FREE, SHOWN = ("name", "data_dir", "allow_unsandboxed", "shared"), ("title", "table")
 LISTS = ("models", "policies", "settings", "tasks")  # these may grow, and so may the limit
 
 
 @contextmanager
-def alone_in(out: Path) -> Generator[None]:
+def locked(out: Path) -> Generator[None]:
     """Refuse a folder in which another process is at work; a killed process leaves no lock behind.
 
     Work that failed before it began leaves no trace.
@@ -40,7 +37,7 @@ def alone_in(out: Path) -> Generator[None]:
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
+        lock = (out / LOCK).open("w")
     except OSError as error:
         raise UnmaskError(f"cannot write to {out}: {error.strerror}") from error
     with lock:
@@ -51,8 +48,8 @@ def alone_in(out: Path) -> Generator[None]:
         try:
             yield
         finally:
-            if [path.name for path in out.iterdir()] == [".lock"]:
-                (out / ".lock").unlink()
+            if [path.name for path in out.iterdir()] == [LOCK]:
+                (out / LOCK).unlink()
                 if made:
                     out.rmdir()
 
@@ -76,11 +73,12 @@ def open_run(recipe: Recipe, out: Path, command: str) -> dict[str, Any]:
     if not path.exists():
         raise UnmaskError(f"{out} holds cells but no run.json; choose another --out")
     about = read_whole(path, SCHEMA)
-    differ = [key for key in resolved if key not in FREE and about["resolved"].get(key) != resolved[key]]
-    if clash := [key for key in differ if not _grown(key, about["resolved"].get(key), resolved[key])]:
-        hint = "choose another --out; finished cells that are equal are taken over"
+    before = about["resolved"]
+    differ = [key for key in resolved if key not in FREE and before.get(key) != resolved[key]]
+    if clash := [key for key in differ if not _grown(key, before.get(key), resolved[key])]:
+        hint = "choose another --out; finished cells that are equal are reused"
         raise UnmaskError(f"{out} holds a run with other values of {', '.join(clash)}; {hint}")
-    return new | {"models": about["models"], "device_name": about.get("device_name")} if differ else about
+    return new | {"models": about["models"]} if differ else about
 
 
 def _grown(key: str, before: Any, now: Any) -> bool:
@@ -92,13 +90,7 @@ def _grown(key: str, before: Any, now: Any) -> bool:
 
 def note_cells(about: dict[str, Any], keys: Iterable[str]) -> None:
     """Which cells belong to the recipe as it is now; the folder may hold others from when it was smaller."""
-    about["cells"] = list(dict.fromkeys([*about.get("cells", ()), *keys]))
-
-
-def note_model(about: dict[str, Any], name: str, facts: dict[str, Any], device: torch.device) -> None:
-    """Add what a loaded model told, so that a complete part is known without loading it again."""
-    about["models"][name] = facts
-    about["device_name"] = device_name(device)
+    about["cells"] = list(dict.fromkeys([*about["cells"], *keys]))
 
 
 def save_run(out: Path, about: dict[str, Any]) -> None:
@@ -108,13 +100,11 @@ def save_run(out: Path, about: dict[str, Any]) -> None:
         write_whole(path, text)
 
 
-def versions(tasks: tuple[str, ...]) -> dict[str, str]:
+def versions(tasks: Iterable[str]) -> dict[str, str]:
     """Of what the numbers depend on."""
     found = {"python": platform.python_version(), "unmask": __version__, "torch": torch.__version__}
     if not all(tiny_suite.knows(task) for task in tasks):
         for name in ("lm_eval", "math-verify"):
-            try:
+            with suppress(PackageNotFoundError):
                 found[name] = version(name)
-            except PackageNotFoundError:
-                continue
     return found

@@ -1,8 +1,8 @@
 """Results on disk, safe at any moment: every finished item is one line, written whole before the next begins.
 
     RUN/cells/KEY/cell.json      the cell, versions, device, digests of weights, code and a benchmark's questions;
-                                 whether other work shared the device (`shared`); the run from which the whole
-                                 folder was taken over (`taken_from`)
+                                 whether other work shared the device (`shared`); the run that measured it, where
+                                 the folder is a copy (`taken_from`)
     RUN/cells/KEY/items.jsonl    a Generation a line
     RUN/cells/KEY/scores.jsonl   {"id": 3, "scores": {"correct": 1.0}} a line
     RUN/cells/KEY/done.json      how many items there are; written when the last one is scored
@@ -42,10 +42,10 @@ class CellFolder:
 
     @classmethod
     def open(cls, run: Path, cell: Cell, about: dict[str, Any]) -> CellFolder:
-        """The cell's folder in that run, made where it is missing; `about` is what else to note (versions, device)."""
+        """The cell's folder in that run, made where it holds nothing; `about` is what else to note of the cell."""
         folder = run / "cells" / cell.key
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / CELL).exists():
+        if not (folder / CELL).exists() or not has_items(folder):
             write_whole(folder / CELL, json.dumps({"schema": SCHEMA, "cell": cell.to_dict(), **about}, indent=1))
         for name in (ITEMS, SCORES):
             _mend(folder / name)
@@ -74,6 +74,12 @@ class CellFolder:
     def add_scores(self, scores: dict[int, dict[str, float]]) -> None:
         _append(self.folder / SCORES, [{"id": number, "scores": found} for number, found in scores.items()])
         self.scores |= scores
+
+
+def has_items(folder: Path) -> bool:
+    """Whether anything of a cell was measured there."""
+    items = folder / ITEMS
+    return (folder / DONE).exists() or (items.exists() and items.stat().st_size > 0)
 
 
 def cells_of(run: Path) -> list[CellFolder]:
@@ -109,7 +115,7 @@ def _mend(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file so that nobody ever sees half of it."""
+    """Replace a file at once: a reader never sees half of it."""
     part = path.with_suffix(".part")
     with part.open("w", encoding="utf-8") as file:
         file.write(text + "\n")

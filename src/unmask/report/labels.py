@@ -59,7 +59,7 @@ def _parameters(cell: Measured, *, block: bool = False) -> dict[str, Any]:
 
 @cache
 def _usual(policy: str, model: str, task: str) -> dict[str, Any]:
-    column, usual = task if task in TASKS else None, Settings().to_dict()
+    column, usual = task if task in TASKS else None, Settings(cache="none").to_dict()
     with suppress(UnknownName):
         usual |= policies.preset_settings(policy, model, column)
         usual |= policies.describe(policies.preset(policy, model, column))

@@ -1,6 +1,7 @@
 """The records of each benchmark, from JSON lines in a folder or from the hub; and the fixed shots of MATH.
 
-lm-eval calls a loader with what the task manager was told: `data_dir` is the folder, or None for the hub.
+lm-eval calls `splits` with what a task's file and the task manager say: `data_dir` is the folder, or missing for the
+hub.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import gzip
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,105 +20,85 @@ from unmask.evals.hub import asked_once
 
 Row = dict[str, Any]
 
-MATH_SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
-    "precalculus",
-)
+MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra")
+MATH_SUBJECTS += ("number_theory", "prealgebra", "precalculus")
 MBPP_SHOTS, MBPP_TEST = range(2, 5), range(11, 511)  # by task_id
 
 
-def gsm8k(*, data_dir: str | None = None, **_: Any) -> Any:
-    return _splits({split: gsm8k_rows(data_dir, split) for split in ("train", "test")})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A benchmark as the paper runs it, where its records are, and what of them prompts and scores are made of."""
+
+    headline: str  # the score that tables show
+    shots: int
+    most_shots: int
+    items: int  # in the public data
+    hub: str
+    configs: tuple[str | None, ...]
+    file: str  # in a folder
+    fields: tuple[str, ...]
+    optional: tuple[str, ...] = ()  # not every copy has them
+    shot_split: str | None = None
 
 
-def math(*, data_dir: str | None = None, **_: Any) -> Any:
-    return _splits({"test": math_rows(data_dir)})
-
-
-def math500(*, data_dir: str | None = None, **_: Any) -> Any:
-    return _splits({"test": math500_rows(data_dir)})
-
-
-def humaneval(*, data_dir: str | None = None, cleaned: bool = False, **_: Any) -> Any:
-    """`cleaned`: whether answers are tidied up before they run, which the scoring must be told with each record."""
-    return _splits({"test": [row | {"cleaned": cleaned} for row in humaneval_rows(data_dir)]})
-
-
-def mbpp(*, data_dir: str | None = None, **_: Any) -> Any:
-    return _splits({"test": mbpp_rows(data_dir), "prompt": mbpp_rows(data_dir, "prompt")})
-
-
-def gsm8k_rows(data_dir: str | None, split: str = "test") -> list[Row]:
-    if data_dir is None:
-        return _hub("openai/gsm8k", "main", split)
-    return _local(data_dir, f"gsm8k/{split}.jsonl", "question", "answer")
-
-
-def math_rows(data_dir: str | None) -> list[Row]:
-    """All seven subjects, in an order that mixes them and is the same from every source, so that a limit is fair."""
-    if data_dir is None:
-        rows = [row for subject in MATH_SUBJECTS for row in _hub("EleutherAI/hendrycks_math", subject, "test")]
-    else:
-        rows = _local(data_dir, "math/test.jsonl", "problem", "solution")
-    return sorted(rows, key=lambda row: hashlib.blake2b(row["problem"].encode(), digest_size=8).digest())
-
-
-def math500_rows(data_dir: str | None) -> list[Row]:
-    if data_dir is None:
-        return _hub("HuggingFaceH4/MATH-500", "default", "test")
-    return _local(data_dir, "math500/test.jsonl", "problem", "solution")
-
-
-def humaneval_rows(data_dir: str | None) -> list[Row]:
-    if data_dir is None:
-        return _hub("openai/openai_humaneval", None, "test")
-    return _local(data_dir, "humaneval/HumanEval.jsonl", "task_id", "prompt", "entry_point", "test")
-
-
-def mbpp_rows(data_dir: str | None, split: str = "test") -> list[Row]:
-    if data_dir is None:
-        rows = _hub("google-research-datasets/mbpp", "full", split)
-    else:
-        rows = _local(data_dir, "mbpp/mbpp.jsonl", "task_id", "text", "code", "test_list")
-    wanted = MBPP_TEST if split == "test" else MBPP_SHOTS
-    return sorted((row for row in rows if row["task_id"] in wanted), key=lambda row: row["task_id"])
-
-
-ROWS: dict[str, Callable[[str | None], list[Row]]] = {
-    "gsm8k": gsm8k_rows,
-    "math": math_rows,
-    "math500": math500_rows,
-    "humaneval": humaneval_rows,
-    "mbpp": mbpp_rows,
+# fmt: off
+_MATH: dict[str, Any] = {
+    "headline": "exact_match", "shots": 4, "most_shots": 4, "fields": ("problem", "solution"), "optional": ("answer",),
 }
-
-
-# What prompts and scores are made of; a copy of the data may have more.
-_USED = {
-    "gsm8k": ("question", "answer"),
-    "math": ("problem", "solution", "answer"),
-    "math500": ("problem", "solution", "answer"),
-    "humaneval": ("prompt", "test", "entry_point"),
-    "mbpp": ("text", "code", "test_list", "test_setup_code", "test_imports"),
+BENCHMARKS = {
+    "gsm8k": Benchmark(
+        headline="flexible-extract", shots=5, most_shots=7473, items=1319, shot_split="train",
+        hub="openai/gsm8k", configs=("main",), file="gsm8k/{split}.jsonl", fields=("question", "answer"),
+    ),
+    "math": Benchmark(
+        items=5000, hub="EleutherAI/hendrycks_math", configs=MATH_SUBJECTS, file="math/test.jsonl", **_MATH,
+    ),
+    "math500": Benchmark(
+        items=500, hub="HuggingFaceH4/MATH-500", configs=("default",), file="math500/test.jsonl", **_MATH,
+    ),
+    "humaneval": Benchmark(
+        headline="pass@1", shots=0, most_shots=0, items=164,
+        hub="openai/openai_humaneval", configs=(None,), file="humaneval/HumanEval.jsonl",
+        fields=("task_id", "prompt", "entry_point", "test"),
+    ),
+    "mbpp": Benchmark(
+        headline="pass@1", shots=3, most_shots=3, items=500, shot_split="prompt",
+        hub="google-research-datasets/mbpp", configs=("full",), file="mbpp/mbpp.jsonl",
+        fields=("task_id", "text", "code", "test_list"), optional=("test_setup_code", "test_imports"),
+    ),
 }
+# fmt: on
+
+
+def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
+    """The records of a benchmark, in the same order from every known."""
+    known = BENCHMARKS[task]
+    if data_dir is None:
+        rows = [row for config in known.configs for row in _hub(known.hub, config, split)]
+    else:
+        rows = _local(data_dir, known.file.format(split=split), known.fields)
+    if task == "math":  # in an order that mixes the subjects, so that a limit is fair
+        rows.sort(key=lambda row: hashlib.blake2b(row["problem"].encode(), digest_size=8).digest())
+    if task == "mbpp":
+        wanted = MBPP_TEST if split == "test" else MBPP_SHOTS
+        rows = sorted((row for row in rows if row["task_id"] in wanted), key=lambda row: row["task_id"])
+    return rows
+
+
+def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
+    """As lm-eval wants them: split -> Dataset."""
+    from datasets import Dataset
+
+    names = filter(None, ("test", BENCHMARKS[task].shot_split))
+    return {split: Dataset.from_list(records(task, data_dir, split)) for split in names}
 
 
 def used_records(task: str, data_dir: str | None) -> list[Row]:
     """The questions of a benchmark, then its shots, with nothing but the fields that show in a result."""
-    rows = ROWS[task](data_dir)
-    shots: dict[str, Callable[[], list[Row]]] = {
-        "gsm8k": lambda: gsm8k_rows(data_dir, "train"),
-        "mbpp": lambda: mbpp_rows(data_dir, "prompt"),
-        "math": minerva_shots,
-        "math500": minerva_shots,
-    }
-    rows = [*rows, *shots[task]()] if task in shots else rows
-    return [{field: row.get(field) for field in _USED[task]} for row in rows]
+    known, rows = BENCHMARKS[task], records(task, data_dir)
+    rows = rows + (records(task, data_dir, known.shot_split) if known.shot_split else [])
+    rows = rows + (minerva_shots() if task in ("math", "math500") else [])
+    return [{field: row.get(field) for field in (*known.fields, *known.optional)} for row in rows]
 
 
 def minerva_shots() -> list[Row]:
@@ -136,14 +117,7 @@ def minerva_shots() -> list[Row]:
     raise UnmaskError(f"{path}: the shots of the Minerva protocol are not where lm-eval 0.4.13 has them")
 
 
-def _splits(rows: dict[str, list[Row]]) -> Any:
-    """As lm-eval wants them: split -> Dataset."""
-    from datasets import Dataset
-
-    return {split: Dataset.from_list(found) for split, found in rows.items()}
-
-
-def _local(data_dir: str, name: str, *fields: str) -> list[Row]:
+def _local(data_dir: str, name: str, fields: tuple[str, ...]) -> list[Row]:
     """The records of that file, each with these fields."""
     for path in (Path(data_dir) / name, Path(data_dir) / f"{name}.gz"):
         if path.exists():

@@ -7,7 +7,7 @@ import importlib
 import json
 import logging
 import sys
-import time
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from benchmark_records import write_records
 
 from unmask import cli, policies
 from unmask.errors import UnmaskError
-from unmask.evals import hub, origins
-from unmask.evals import run as runs
+from unmask.evals import digests, hub
+from unmask.evals.digests import code_digest
 from unmask.evals.harness import questions_digest
 from unmask.evals.lm_tasks import loaders
 from unmask.evals.recipe import parse
@@ -63,109 +63,106 @@ def begin(out: Path, **changes: Any) -> None:
         run(parse(VALUES | changes), out=out, on_progress=stop)
 
 
-@pytest.fixture
-def edited(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Calling it is as good as an edit of our source."""
-    return lambda: monkeypatch.setattr(runs, "code_digest", lambda policy: "edited")
+def as_if_edited(out: Path) -> None:
+    """Let the cells of a run say that they come from other code: as good as an edit of ours since."""
+    for path in out.glob("cells/*/cell.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "of another day"}))
 
 
-def test_our_code_is_digested_in_no_time_and_once() -> None:
-    origins._digest_of_code.cache_clear()
-    began = time.perf_counter()
-    first = origins.code_digest(policies.get("mean_field"))
-    assert time.perf_counter() - began < 0.25
-    assert origins.code_digest(policies.get("fixed")) == first
-    assert origins._digest_of_code.cache_info().misses == 1
+def test_every_file_that_decodes_or_scores_counts(tmp_path: Path) -> None:
+    names = [*(f"{folder}/deep/a.py" for folder in digests.FOLDERS), "evals/lm_tasks/a.yaml"]
 
+    def digest_of(edited: str | None, *others: str) -> str:
+        package = Path(tempfile.mkdtemp(dir=tmp_path)) / "unmask"
+        for name in (*names, *others):
+            (package / name).parent.mkdir(parents=True)
+            (package / name).write_text("x = 2\n" if name == edited else "x = 1\n")
+        return code_digest(policies.get("fixed"), package)
 
-def test_the_digest_covers_rules_and_what_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*(f"{folder}/a.py" for folder in origins.FOLDERS), *(f"evals/{file}" for file in origins.FILES)):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x = 1\n")
-    monkeypatch.setattr(origins, "PACKAGE", tmp_path)
-    found = set()
-    for path in [None, *sorted(tmp_path.rglob("*.py"))]:
-        if path is not None:
-            path.write_text("x = 2\n")
-        origins._digest_of_code.cache_clear()
-        found.add(origins.code_digest(policies.get("fixed")))
-    origins._digest_of_code.cache_clear()
-    assert len(found) == 1 + len(origins.FOLDERS) + len(origins.FILES)
+    plain = digest_of(None)
+    assert digest_of(None) == plain
+    assert digest_of(None, "report/a.py", "rules/deeper/notes.txt") == plain
+    assert len({plain, *map(digest_of, names)}) == 1 + len(names)
 
 
 def test_a_policy_from_elsewhere_counts_with_its_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "some_plugin.py").write_text(PLUGIN)
-    package = tmp_path / "some_package"
-    package.mkdir()
-    for name, text in (("__init__", ""), ("policy", PLUGIN), ("helper", "x = 1\n")):
-        (package / f"{name}.py").write_text(text)
-    ours = origins.code_digest(policies.get("fixed"))
-    for name, file in (("some_plugin", "some_plugin.py"), ("some_package.policy", "some_package/helper.py")):
-        policy = importlib.import_module(name).Mine()
-        before = origins.code_digest(policy)
-        (tmp_path / file).write_text((tmp_path / file).read_text() + "# edited\n")
-        assert origins.code_digest(policy) == before  # of what this process runs
-        origins._digest_of_code.cache_clear()
-        assert len({ours, before, origins.code_digest(policy)}) == 3
-        del sys.modules[name]
-    assert origins.code_digest(policies.get("fixed")) == ours
+    def digest_of(module: str, **files: str) -> str:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        for name, text in files.items():
+            path = folder.joinpath(*name.split("__")).with_suffix(".py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(folder)
+            try:
+                policy = importlib.import_module(module).Mine()
+                before = code_digest(policy)
+                path.write_text("# edited meanwhile\n")
+                assert code_digest(policy) == before  # of what this process runs
+            finally:
+                for name in [name for name in sys.modules if name.startswith("some_")]:
+                    del sys.modules[name]
+        return before
+
+    ours = code_digest(policies.get("fixed"))
+    alone = digest_of("some_plugin", some_plugin=PLUGIN)
+    edited = digest_of("some_plugin", some_plugin=PLUGIN + "# edited\n")
+    files = {"some_package__init": "", "some_package__policy": PLUGIN}
+    package = digest_of("some_package.policy", **files, some_package__helper="x = 1\n")
+    helped = digest_of("some_package.policy", **files, some_package__helper="x = 2\n")
+    assert len({ours, alone, edited, package, helped}) == 5
+    assert digest_of("some_plugin", some_plugin=PLUGIN) == alone
 
 
-def test_cells_note_the_code_and_other_code_is_measured_anew(tmp_path: Path, edited: Any) -> None:
+def test_cells_note_the_code_and_other_code_is_measured_anew(tmp_path: Path) -> None:
     measure(tmp_path / "first")
-    assert {cell.about["code"] for cell in cells_of(tmp_path / "first")} == {origins.code_digest(policies.get("fixed"))}
-    assert measure(tmp_path / "second").taken == {"first": 2}
-    edited()
-    assert measure(tmp_path / "third").taken == {}
-    for path in (tmp_path / "third").glob("cells/*/cell.json"):  # as an older release left it
-        about = json.loads(path.read_text())
-        del about["code"]
-        path.write_text(json.dumps(about))
-    assert measure(tmp_path / "fourth").taken == {}
+    assert {cell.about["code"] for cell in cells_of(tmp_path / "first")} == {code_digest(policies.get("fixed"))}
+    assert measure(tmp_path / "second").reused == {"first": 2}
+    for run_folder in ("first", "second"):
+        as_if_edited(tmp_path / run_folder)
+    assert measure(tmp_path / "third").reused == {}
 
 
-def test_a_run_begun_with_other_code_is_refused_until_it_is_begun_anew(tmp_path: Path, edited: Any) -> None:
+def test_a_run_begun_with_other_code_is_refused_until_it_is_begun_anew(tmp_path: Path) -> None:
     out = tmp_path / "run"
     begin(out)
-    edited()
+    as_if_edited(out)
     said = r"run holds results of toy with other code; choose another --out, or discard them with --fresh$"
     with pytest.raises(UnmaskError, match=said):
         measure(out)
     finished = measure(out, fresh=True)
     assert (finished.new_cells, finished.new_items, finished.changed) == (2, 4, ())
-    assert {cell.about["code"] for cell in cells_of(out)} == {"edited"}
+    assert {cell.about["code"] for cell in cells_of(out)} == {code_digest(policies.get("fixed"))}
 
 
-def test_a_cell_that_was_opened_and_not_begun_goes_on_with_the_code_of_today(tmp_path: Path, edited: Any) -> None:
+def test_a_cell_that_was_opened_and_not_begun_goes_on_with_the_code_of_today(tmp_path: Path) -> None:
     out = tmp_path / "run"
     begin(out)
     done = next(cell for cell in cells_of(out) if cell.complete)
-    edited()
-    (done.folder / "done.json").unlink()
-    (done.folder / "items.jsonl").unlink()
-    (done.folder / "scores.jsonl").unlink()
+    as_if_edited(out)
+    for name in ("done.json", "items.jsonl", "scores.jsonl"):
+        (done.folder / name).unlink()
     assert measure(out).new_cells == 2
-    assert {cell.about["code"] for cell in cells_of(out)} == {"edited"}
+    assert {cell.about["code"] for cell in cells_of(out)} == {code_digest(policies.get("fixed"))}
 
 
-def test_fresh_takes_nothing_from_other_runs_and_leaves_other_cells_alone(tmp_path: Path) -> None:
+def test_fresh_reuses_nothing_and_leaves_other_cells_alone(tmp_path: Path) -> None:
     measure(tmp_path / "first")
     measure(tmp_path / "second", limit=1)
-    assert measure(tmp_path / "second", fresh=True).taken == {}
+    assert measure(tmp_path / "second", fresh=True).reused == {}
     assert sorted(cell.cell.items for cell in cells_of(tmp_path / "second")) == [1, 1, 2, 2]
     assert measure(tmp_path / "second", fresh=True).new_items == 4
 
 
 def test_a_complete_run_is_kept_and_the_command_says_that_the_code_changed(
-    tmp_path: Path, edited: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, out = tmp_path / "small.yaml", tmp_path / "run"
     recipe.write_text(json.dumps(VALUES))  # JSON is YAML
     command = ["eval", str(recipe), "--out", str(out)]
     assert cli.run(command) == 0
     assert "changed" not in capsys.readouterr().err
-    edited()
+    as_if_edited(out)
     assert cli.run(command) == 0
     said = capsys.readouterr().err
     assert f"nothing left to do: {out} is complete\n" in said
@@ -174,10 +171,10 @@ def test_a_complete_run_is_kept_and_the_command_says_that_the_code_changed(
     assert "changed" not in capsys.readouterr().err
 
 
-def test_a_run_of_old_and_new_code_is_refused_for_a_model_that_is_added(tmp_path: Path, edited: Any) -> None:
+def test_a_run_of_old_and_new_code_is_refused_for_a_model_that_is_added(tmp_path: Path) -> None:
     out = tmp_path / "run"
     measure(out)
-    edited()
+    as_if_edited(out)
     values = {key: value for key, value in VALUES.items() if key != "model"}
     with pytest.raises(UnmaskError, match="run holds results with other code; choose another --out"):
         run(parse(values | {"models": ["toy", "tiny"]}), out=out)
@@ -199,23 +196,23 @@ def edit_first(path: Path, field: str) -> None:
 
 
 def test_questions_and_shots_are_told_apart_and_other_fields_are_not(data_dir: Path) -> None:
-    before = {task: questions_digest(task, data_dir) for task in loaders.ROWS}
-    assert before == {task: questions_digest(task, data_dir) for task in loaders.ROWS}
+    before = {task: questions_digest(task, data_dir) for task in loaders.BENCHMARKS}
+    assert before == {task: questions_digest(task, data_dir) for task in loaders.BENCHMARKS}
     edit_first(data_dir / "gsm8k" / "train.jsonl.gz", "question")
     edit_first(data_dir / "humaneval" / "HumanEval.jsonl", "test")
     edit_first(data_dir / "math500" / "test.jsonl", "subject")
-    changed = {task for task in loaders.ROWS if questions_digest(task, data_dir) != before[task]}
+    changed = {task for task in loaders.BENCHMARKS if questions_digest(task, data_dir) != before[task]}
     assert changed == {"gsm8k", "humaneval"}
 
 
 @pytest.mark.slow
-def test_other_questions_are_neither_taken_over_nor_resumed(data_dir: Path, tmp_path: Path) -> None:
+def test_other_questions_are_neither_reused_nor_resumed(data_dir: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"tasks": ["gsm8k"], "data_dir": str(data_dir), "shots": 1}
     measure(tmp_path / "first", **asked)
-    assert measure(tmp_path / "second", **asked).taken == {"first": 2}
+    assert measure(tmp_path / "second", **asked).reused == {"first": 2}
     begin(tmp_path / "apart" / "begun", **asked)
     edit_first(data_dir / "gsm8k" / "test.jsonl", "question")
-    assert measure(tmp_path / "third", **asked).taken == {}
+    assert measure(tmp_path / "third", **asked).reused == {}
     with pytest.raises(UnmaskError, match=r"begun holds results of toy with other questions; choose another --out"):
         measure(tmp_path / "apart" / "begun", **asked)
     finished = measure(tmp_path / "first", **asked)
@@ -272,18 +269,16 @@ def test_a_hub_that_does_not_answer_is_asked_once_in_silence(
         monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     level = logging.getLogger("huggingface_hub").level
-    began = time.perf_counter()
     with pytest.raises(
         UnmaskError, match=r"openai/gsm8k cannot be read from the hub \(it does not answer, .*--data-dir"
     ):
-        loaders.gsm8k_rows(None)
-    assert time.perf_counter() - began < 5
+        loaders.records("gsm8k", None)
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("huggingface_hub").level == level
 
 
-def test_what_cannot_be_read_is_told_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "load", lambda *args, **options: pytest.fail("a model was loaded"))
+def test_what_cannot_be_read_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    recipe = parse(VALUES | {"tasks": ["gsm8k"], "data_dir": str(tmp_path)})
     with pytest.raises(UnmaskError, match=r"has no gsm8k/test.jsonl"):
-        measure(tmp_path / "run", tasks=["gsm8k"], data_dir=str(tmp_path))
+        run(recipe, out=tmp_path / "run", load=lambda checkpoint: pytest.fail("a model was loaded"))
     assert not (tmp_path / "run").exists()

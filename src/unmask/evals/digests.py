@@ -1,0 +1,52 @@
+"""What an answer depends on beside its cell: digests of the code that decodes and scores, and of the questions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from unmask.policies import Policy
+
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = ("rules", "policies", "engine", "models", "cache", "tasks", "evals")
+
+
+def code_digest(policy: Policy, package: Path = PACKAGE) -> str:
+    """Of our own source, and of a policy's where it is not ours."""
+    ours = [path for name in FOLDERS for path in (package / name).rglob("*") if path.suffix in (".py", ".yaml")]
+    foreign = [path for cls in type(policy).__mro__ for path in _source_of(cls)]
+    return _digest_of_files(tuple(sorted({*ours, *foreign})), package.parent)
+
+
+def records_digest(records: Iterable[Any]) -> str:
+    """Of plain data; a value that JSON has no form for counts by its text, without its place in memory."""
+    digest = hashlib.blake2b(digest_size=12)
+    for record in records:
+        digest.update(json.dumps(record, sort_keys=True, default=_text).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _text(value: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+@cache
+def _digest_of_files(paths: tuple[Path, ...], root: Path) -> str:
+    """Kept: a process goes on with the code that it began with."""
+    names = (str(path.relative_to(root)) if path.is_relative_to(root) else path.name for path in paths)
+    return records_digest([name, path.read_text(encoding="utf-8")] for name, path in zip(names, paths, strict=True))
+
+
+def _source_of(cls: type) -> list[Path]:
+    """The files of a foreign class's package, which it may use; its own file where it has no package."""
+    root, module = cls.__module__.partition(".")[0], sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or root == "unmask" or root in sys.stdlib_module_names:
+        return []
+    return [*Path(file).parent.rglob("*.py")] if getattr(module, "__package__", "") else [Path(file)]

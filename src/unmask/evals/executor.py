@@ -1,0 +1,200 @@
+"""Where questions are answered: batches in, generations out, and the executor of this process.
+
+Both are plain data that can be pickled, and generations may come in any order. So another executor may send batches to
+other processes or machines: it is a class with the methods of `Executor`, found by its name in the entry point group
+`unmask.backends`. Knows nothing of scores and files.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from unmask import policies
+from unmask.engine.generator import Generator
+from unmask.engine.load import load
+from unmask.engine.plan import plan, preset_name, recommended
+from unmask.evals.cell import Generation, ModelInfo
+from unmask.evals.prompts import TextModel, read_answer
+from unmask.models.device import device_name
+from unmask.policies import Policy
+from unmask.registry import Registry
+from unmask.settings import Settings
+
+if TYPE_CHECKING:
+    from unmask.evals.recipe import Checkpoint
+    from unmask.types import Output, StepEvent
+
+WARM_UP = "one generation before the first item of each model and policy, not timed"
+LIKELIHOOD_SAMPLES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One item as it is put to a model: a prompt to continue, or prompts whose continuations are compared."""
+
+    id: int  # its number within the task
+    text: str  # of the prompt
+    prompts: tuple[list[int], ...]
+    continuations: tuple[list[int], ...] = ()
+    choices: tuple[str, ...] = ()  # the continuations' texts
+    stop: tuple[str, ...] = ()  # what ends an answer, beside the strings of the settings
+    reading: Literal["text", "wrapper", "whole"] = "text"  # the engine's text, or as the family's wrapper reads it
+    truncated: bool = False
+    note: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Questions to answer together, all with the same stop strings; or one whose continuations are compared."""
+
+    questions: tuple[Question, ...]
+    policy: Policy
+    settings: Settings
+    batch_size: int  # rows of a forward pass
+
+
+@runtime_checkable
+class Executor(TextModel, Protocol):
+    """A model at work, here or elsewhere."""
+
+    info: ModelInfo
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint) -> Executor:
+        """Load that model wherever batches are going to be decoded."""
+        ...
+
+    def check(self, policy: Policy, settings: Settings) -> None:
+        """Refuse, in one line, what the model cannot do."""
+        ...
+
+    def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
+        """The generations of each batch as soon as they are there, in any order."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the model holds."""
+        ...
+
+
+class LocalExecutor:
+    """Decodes in this process, one batch after the other."""
+
+    def __init__(self, llm: Generator) -> None:
+        self.llm, self.spec, self.codec = llm, llm.spec, llm.codec
+        self.info = ModelInfo(
+            family=llm.spec.convention,
+            preset=preset_name(llm.spec),
+            dtype=str(llm.model.dtype).removeprefix("torch."),
+            device=llm.model.device.type,
+            recommended=recommended(llm.spec),
+            device_name=device_name(llm.model.device),
+            threads=torch.get_num_threads(),
+        )
+        self._warm: set[str] = set()
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint) -> LocalExecutor:
+        options = {key: getattr(checkpoint, key) for key in ("device", "dtype", "quantize", "revision")}
+        return cls(load(checkpoint.path, **options))
+
+    def check(self, policy: Policy, settings: Settings) -> None:
+        plan(self.llm.model, policy, settings)
+
+    def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
+        for batch in batches:
+            if (name := policies.name_of(batch.policy)) not in self._warm:
+                self.llm.generate("warm-up", policy=batch.policy, settings=batch.settings)
+                self._warm.add(name)
+            yield answer(self.llm, batch)
+
+    def close(self) -> None:
+        del self.llm
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+backends: Registry[Executor] = Registry("backend", "unmask.backends")
+backends.register("local")(LocalExecutor)
+
+
+def answer(llm: Generator, batch: Batch) -> list[Generation]:
+    """What the model makes of each question."""
+    if batch.questions[0].continuations:
+        return [_compared(llm, question, batch.batch_size) for question in batch.questions]
+    settings = batch.settings.with_(stop=(*batch.settings.stop, *batch.questions[0].stop))
+    refreshes: Counter[int] = Counter()
+
+    def count(event: StepEvent) -> None:
+        refreshes[event.row] += event.refreshed
+
+    prompts = [question.prompts[0] for question in batch.questions]
+    options: dict[str, Any] = {"policy": batch.policy, "settings": settings, "batch_size": batch.batch_size}
+    outputs = llm.generate(prompts, timed=True, on_step=count, **options)
+    return [
+        _read(llm, question, output, settings, refreshes[row])
+        for row, (question, output) in enumerate(zip(batch.questions, outputs, strict=True))
+    ]
+
+
+def _read(llm: Generator, question: Question, output: Output, settings: Settings, refreshes: int) -> Generation:
+    ids = [token for token in output.canvas_ids if token != llm.spec.mask_id]  # masks stay open behind an early stop
+    text, tokens = output.text, output.usage.completion_tokens
+    reference = sum(token != llm.spec.eos_id for token in ids)
+    if question.reading != "text":
+        before = list(takewhile(lambda token: token not in settings.stop_token_ids, ids))
+        found = read_answer(llm, before, until=settings.stop, whole=question.reading == "whole")
+        text, reference, tokens = found.text, found.tokens_reference, found.tokens_answer
+    timing = output.timing
+    assert timing is not None
+    spent = {"model": timing.model_s, "policy": timing.policy_s, "rest": timing.rest_s}
+    return Generation(
+        id=question.id,
+        prompt=question.text,
+        text=text,
+        token_ids=ids,
+        tokens_reference=reference,
+        tokens_answer=tokens,
+        passes=output.usage.forward_passes,
+        seconds={part: round(value, 6) for part, value in spent.items()},
+        truncated=question.truncated,
+        refreshes=refreshes,
+        note=question.note,
+    )
+
+
+def _compared(llm: Generator, question: Question, batch_size: int) -> Generation:
+    """Monte Carlo estimates of ln p(continuation | prompt), as LLaDA's evaluation makes them.
+
+    Whether greedy decoding gives a continuation is asked of a lone one only: a choice among several does without.
+    """
+    start, values, passes = time.perf_counter(), [], 0
+    for prompt, continuation in zip(question.prompts, question.continuations, strict=True):
+        samples = 1 if len(continuation) == 1 else LIKELIHOOD_SAMPLES  # one token can be masked in one way only
+        values.append(llm.loglikelihood(prompt, continuation, samples=samples, batch_size=batch_size))
+        passes += samples
+    greedy = [len(values) == 1 and _is_greedy(llm, question)] * len(values)
+    return Generation(
+        id=question.id,
+        prompt=question.text,
+        text=question.choices[max(range(len(values)), key=values.__getitem__)],
+        passes=passes,
+        seconds={"model": round(time.perf_counter() - start, 6), "policy": 0.0, "rest": 0.0},
+        truncated=question.truncated,
+        note={"loglikelihoods": values, "greedy": greedy},
+    )
+
+
+def _is_greedy(llm: Generator, question: Question) -> bool:
+    length = len(question.continuations[0])
+    settings = Settings(max_tokens=length, block_size=length)
+    output = llm.generate(question.prompts[0], policy=policies.get("fixed"), settings=settings)
+    return output.canvas_ids == question.continuations[0]
