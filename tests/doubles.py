@@ -18,7 +18,7 @@ from unmask.engine.runner import PlainRunner, Runner
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.text import Ending
 from unmask.models.base import Capabilities, MaskedLM, ModelSpec, Prediction
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.settings import Settings
 from unmask.types import StepEvent
 

@@ -7,10 +7,10 @@ from doubles import call_of
 from unmask.bench.measure import lasting_ms
 from unmask.bench.roofline import Ceilings, floor, measure_ceilings, operations
 from unmask.bench.subject import PUBLISHED
-from unmask.models.config import Config
-from unmask.models.foreign import family_of
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.models.families.find import family_of
 from unmask.models.layers import TransformerShape
-from unmask.models.tokenizer import TextCodec
 
 GPU = Ceilings(bytes_per_s=4.3e12, flops_per_s=790e12)
 BF16 = 2

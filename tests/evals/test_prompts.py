@@ -11,7 +11,7 @@ import unmask
 from unmask.errors import UnmaskError
 from unmask.evals.prompts import fitted_prompt, read_answer, template_of
 from unmask.models.base import ModelSpec
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 
 TOY = unmask.load("toy")  # one token a letter: lengths can be read off the text
 CODEC, LLADA = TOY.codec, TOY.spec

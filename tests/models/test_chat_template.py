@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unmask.errors import CheckpointError, UnmaskError
-from unmask.models.chat_template import render
+from unmask.models.checkpoint.chat_template import render
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from unmask.errors import CheckpointError
-from unmask.models.config import Config
-from unmask.models.dream import Dream
-from unmask.models.foreign import family_of
-from unmask.models.llada import LLaDA
-from unmask.models.loading import load_model
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.loading import load_model
+from unmask.models.families.dream import Dream
+from unmask.models.families.find import family_of
+from unmask.models.families.llada import LLaDA
 
 MakeFolder = Callable[..., Path]
 LLADA = {"d_model": 32, "n_heads": 4, "n_layers": 1, "mlp_hidden_size": 48, "vocab_size": 64}
@@ -216,7 +216,7 @@ def test_our_families_are_found_by_the_type_of_the_model(kind: str, family: str)
 
 
 MODULE = """
-from unmask.models.llada import LLaDA
+from unmask.models.families.llada import LLaDA
 
 
 class Relative(LLaDA):
@@ -231,9 +231,9 @@ hollow = builtins:dict
 SCRIPT = """
 import json, sys, torch
 from unmask.errors import CheckpointError
-from unmask.models.config import Config
-from unmask.models.foreign import family_of
-from unmask.models.loading import load_model
+from unmask.models.checkpoint.config import Config
+from unmask.models.families.find import family_of
+from unmask.models.checkpoint.loading import load_model
 
 relative, ours = (load_model(folder, device="cpu").model.predict(torch.arange(5)[None]) for folder in sys.argv[1:])
 try:

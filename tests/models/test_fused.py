@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from unmask.models.checkpoint.loading import load_model
 from unmask.models.layers import LayerOps, RMSNorm
-from unmask.models.loading import load_model
 from unmask.models.rotary import Rotary
 from unmask.models.transformer import Transformer
 

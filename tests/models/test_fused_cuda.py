@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache
 from unmask.models.attention import attend
+from unmask.models.checkpoint.loading import load_model
 from unmask.models.layers import Block, LayerOps, RMSNorm, TransformerShape
-from unmask.models.loading import load_model
 from unmask.models.rotary import Rotary
 
 pytest.importorskip("triton")

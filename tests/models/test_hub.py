@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import errors
 
 from unmask.errors import CheckpointError
-from unmask.models import hub
-from unmask.models.loading import load_model
+from unmask.models.checkpoint import hub
+from unmask.models.checkpoint.loading import load_model
 
 NAME = "GSAI-ML/LLaDA-8B-Instruct"
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from unmask.errors import CheckpointError, UnknownName, UnmaskError
-from unmask.models import loading
+from unmask.models.checkpoint import loading
+from unmask.models.checkpoint.loading import load_model
 from unmask.models.device import choose_device
-from unmask.models.loading import load_model
 from unmask.models.transformer import Transformer
 
 MakeFolder = Callable[..., Path]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from unmask.errors import OutOfMemory
-from unmask.models import memory
-from unmask.models.loading import load_model
+from unmask.models.checkpoint import memory
+from unmask.models.checkpoint.loading import load_model
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def test_a_model_that_does_not_fit_is_refused_with_both_figures(
     monkeypatch: pytest.MonkeyPatch, llada_folder: Path
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 2**26)
-    monkeypatch.setattr("unmask.models.weights.Weights.n_bytes", lambda self, dtype: 3 * 2**30)
+    monkeypatch.setattr("unmask.models.checkpoint.weights.Weights.n_bytes", lambda self, dtype: 3 * 2**30)
     with pytest.raises(OutOfMemory) as caught:
         load_model(llada_folder, device="cpu")
     assert str(caught.value) == (

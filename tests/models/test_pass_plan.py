@@ -6,7 +6,7 @@ from doubles import tiny_config
 
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.models.base import Capabilities, Prediction, capabilities_of
-from unmask.models.loading import load_model
+from unmask.models.checkpoint.loading import load_model
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
 

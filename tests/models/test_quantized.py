@@ -23,8 +23,9 @@ from torch import Tensor, nn
 import unmask
 from unmask import tasks
 from unmask.errors import OutOfMemory, UnknownName, UnmaskError
-from unmask.models import memory
-from unmask.models.loading import load_model
+from unmask.models.checkpoint import memory
+from unmask.models.checkpoint.loading import load_model
+from unmask.models.checkpoint.weights import Weights
 from unmask.models.quantized import (
     FORMATS,
     QuantizedLinear,
@@ -36,7 +37,6 @@ from unmask.models.quantized import (
     quantize_rows,
 )
 from unmask.models.random_weights import random_model
-from unmask.models.weights import Weights
 
 MakeFolder = Callable[..., Path]
 INT8, FP8 = FORMATS["int8"], FORMATS["fp8"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
 from unmask.errors import CheckpointError, UnmaskError
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 
 TEXTS = [
     "",

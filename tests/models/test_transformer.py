@@ -16,8 +16,8 @@ from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, Storage
 from unmask.errors import UnmaskError
 from unmask.models.base import ModelSpec
+from unmask.models.checkpoint.loading import load_model
 from unmask.models.layers import TransformerShape
-from unmask.models.loading import load_model
 from unmask.models.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("no_grad")

@@ -12,7 +12,7 @@ import torch
 
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache
-from unmask.models.loading import load_model
+from unmask.models.checkpoint.loading import load_model
 from unmask.models.transformer import Transformer
 
 pytestmark = [

@@ -15,7 +15,7 @@ import torch
 
 from unmask.device import wait_for
 from unmask.errors import OutOfMemory
-from unmask.models.memory import free_memory
+from unmask.models.checkpoint.memory import free_memory
 
 _MIB, _GIB = 2**20, 2**30
 _WITHOUT_PAUSE = 20  # calls between two looks at the clock

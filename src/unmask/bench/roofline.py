@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from unmask.bench.measure import lasting_ms, median_ms
+from unmask.models.checkpoint.memory import free_memory
 from unmask.models.layers import TransformerShape
-from unmask.models.memory import free_memory
 
 # Many times the caches of the device, and little enough to be done in a second.
 _COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}

@@ -20,7 +20,7 @@ from torch import Tensor
 from unmask.bench.measure import check_room, copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
 from unmask.bench.naive_rule import NAIVE_TEMPORARIES, naive_commit
 from unmask.errors import UnknownName, UnmaskError
-from unmask.models.memory import free_memory
+from unmask.models.checkpoint.memory import free_memory
 from unmask.rules import mean_field_commit
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

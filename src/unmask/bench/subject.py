@@ -15,9 +15,9 @@ from unmask.bench.roofline import Ceilings, measure_ceilings
 from unmask.engine.plan import quantization_of
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM
-from unmask.models.config import Config
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.loading import TINY, choose_dtype, load_model
 from unmask.models.device import choose_device, device_name
-from unmask.models.loading import TINY, choose_dtype, load_model
 from unmask.models.quantized import check_format
 from unmask.models.random_weights import random_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unmask.engine.generator import Generator
-from unmask.models.loading import load_model
+from unmask.models.checkpoint.loading import load_model
 
 
 def load(

@@ -14,7 +14,7 @@ from unmask.device import widest_float
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.policies import Policy, name_of, needs_of
 from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings

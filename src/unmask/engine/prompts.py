@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unmask.errors import UnmaskError
 from unmask.models.base import ModelSpec
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
 Message: TypeAlias = dict[str, str]

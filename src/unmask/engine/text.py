@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from unmask.engine.canvas import Canvas
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.types import Output, Usage
 
 _BYTES = 4  # of a character, at most

@@ -15,7 +15,7 @@ from unmask.engine.prompts import encode_prompt
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import ModelSpec
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 
 TEMPLATES = ("none", "chat")
 

@@ -20,7 +20,7 @@ from unmask.errors import UnknownName, UnmaskError
 from unmask.evals import tiny_suite
 from unmask.evals.cell import TABLES
 from unmask.evals.harness import BENCHMARKS, unknown_task
-from unmask.models.loading import choose_dtype
+from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
 from unmask.settings import Settings
 

@@ -33,7 +33,7 @@ from unmask.evals.run_folder import locked, note_cells, open_run, save_run, vers
 from unmask.evals.store import CELL, CellFolder, has_items, read_whole
 from unmask.evals.tiny_suite import TinyTask
 from unmask.evals.tiny_suite import knows as is_tiny
-from unmask.models.fingerprint import fingerprint
+from unmask.models.checkpoint.fingerprint import fingerprint
 
 RUN_CODE = {"humaneval", "mbpp", "list_functions"}  # tasks whose answers are programs
 WAYS_OUT = "choose another --out, or discard them with --fresh"

@@ -1,11 +1,6 @@
-"""Foreign checkpoints behind one contract: `base.MaskedLM`.
+"""Models behind one contract: `base.MaskedLM`.
 
-Into a model: `loading` finds its `family` (`llada`, `dream`, plug-ins; `foreign` refuses others), reads `config`,
-`tokenizer`, `chat_template` and `weights`, asks `memory`, and fills the layers, `quantized` if asked for.
-`random_weights`, `toy` and `tiny/` need no checkpoint.
-
-A forward pass: `transformer` says which positions are computed and what they attend to (`packing`, `visibility`),
-`stack` goes through the `layers`, `steps` does one of them. Its operations are those of `plain`; on CUDA devices those
-of `fused` and `wide`, which launch the kernels in `triton_layers`, `triton_products` and `wide_products`
-(`triton_linear` is for 8-bit weights), and `graphed` keeps whole passes as `graphs`.
+`families/` says what is particular about each family, `checkpoint/` reads files. `transformer` is the model behind all
+of them, made of `layers` and an `attention` pattern; rows of different sizes are laid out by `packing`. `kernels/` runs
+the same passes faster on CUDA devices. `quantized`, `random_weights`, `toy` and `tiny/` do what their names say.
 """

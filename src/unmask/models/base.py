@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from unmask.models.base import MaskedLM
-from unmask.models.config import Config
-from unmask.models.foreign import family_of
-from unmask.models.loading import ready
-from unmask.models.memory import check_memory, memory_errors
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.loading import ready
+from unmask.models.checkpoint.memory import check_memory, memory_errors
+from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.models.families.find import family_of
 from unmask.models.quantized import check_format, fill_quantized, model_bytes, quantized_bytes
-from unmask.models.tokenizer import TextCodec
 
 
 def random_model(

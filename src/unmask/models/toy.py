@@ -17,7 +17,7 @@ from torch import Tensor
 from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache
 from unmask.models.base import Capabilities, LoadedModel, ModelSpec, Prediction
-from unmask.models.tokenizer import TextCodec
+from unmask.models.checkpoint.tokenizer import TextCodec
 
 SENTENCE = (
     "Every masked letter is guessed at once, each guess alone; commit the ones that agree together, look again, "

@@ -7,10 +7,10 @@ name, because running it as if it were the published one would give wrong text w
 from __future__ import annotations
 
 from unmask.models.base import ModelSpec
-from unmask.models.config import Config
-from unmask.models.family import TensorNames, TransformerFamily, checked_heads, end_ids, families, mask_id
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.models.families.base import TensorNames, TransformerFamily, checked_heads, end_ids, families, mask_id
 from unmask.models.layers import TransformerShape
-from unmask.models.tokenizer import TextCodec
 
 MASK_ID = 126336
 END_OF_TURN = "<|eot_id|>"

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from unmask.errors import CheckpointError
-from unmask.models.config import read_json
+from unmask.models.checkpoint.config import read_json
 
 # Qwen2's word boundaries: contractions, a word with one leading sign, single digits, runs of signs, line ends, blanks.
 _WORDS = "|".join(

@@ -14,9 +14,9 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from unmask.models.base import ModelSpec
-from unmask.models.config import Config
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.layers import Block, TransformerShape
-from unmask.models.tokenizer import TextCodec
 from unmask.models.transformer import Transformer
 from unmask.registry import Registry
 

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from unmask.models.loading import checkpoint_folder
-from unmask.models.weights import files_of
+from unmask.models.checkpoint.loading import checkpoint_folder
+from unmask.models.checkpoint.weights import files_of
 
 TOY = "toy"  # made from a fixed seed
 SAMPLES, SAMPLE_BYTES = 16, 64 * 1024

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from unmask.errors import CheckpointError
-from unmask.models.config import read_json
+from unmask.models.checkpoint.config import read_json
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -7,10 +7,10 @@ Their head predicts the next position, which `ModelSpec.shifted` says and the tr
 from __future__ import annotations
 
 from unmask.models.base import ModelSpec
-from unmask.models.config import Config
-from unmask.models.family import TensorNames, TransformerFamily, checked_heads, end_ids, families, mask_id
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.models.families.base import TensorNames, TransformerFamily, checked_heads, end_ids, families, mask_id
 from unmask.models.layers import TransformerShape
-from unmask.models.tokenizer import TextCodec
 
 BEGIN_OF_TEXT = "<|beginoftext|>"
 END_OF_TURN = "<|im_end|>"

@@ -17,17 +17,17 @@ from torch import nn
 
 from unmask.errors import CheckpointError, UnknownName, UnmaskError
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
-from unmask.models.config import Config
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.hub import download
+from unmask.models.checkpoint.memory import check_memory, memory_errors
+from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.models.checkpoint.weights import Weights
 from unmask.models.device import choose_device
-from unmask.models.family import Family
-from unmask.models.foreign import family_of
-from unmask.models.hub import download
-from unmask.models.memory import check_memory, memory_errors
+from unmask.models.families.base import Family
+from unmask.models.families.find import family_of
 from unmask.models.quantized import check_format, fill_quantized, quantized_bytes
-from unmask.models.tokenizer import TextCodec
-from unmask.models.weights import Weights
 
-TINY = Path(__file__).parent / "tiny"
+TINY = Path(__file__).parents[1] / "tiny"
 BUILT_IN = ("tiny", "toy")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

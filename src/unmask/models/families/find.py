@@ -6,9 +6,9 @@ A refusal names the family and a program that runs it, since the user's next que
 from __future__ import annotations
 
 from unmask.errors import CheckpointError
-from unmask.models import dream, llada, sdar  # noqa: F401  (importing them registers them)
-from unmask.models.config import Config
-from unmask.models.family import Family, families
+from unmask.models.checkpoint.config import Config
+from unmask.models.families import dream, llada, sdar  # noqa: F401  (importing them registers them)
+from unmask.models.families.base import Family, families
 
 _SGLANG = "SGLang runs it"
 _DINFER = "dInfer runs it"

@@ -12,9 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from unmask.errors import CheckpointError, UnmaskError
-from unmask.models import chat_template as templates
-from unmask.models.byte_bpe import byte_bpe
-from unmask.models.config import read_json
+from unmask.models.checkpoint import chat_template as templates
+from unmask.models.checkpoint.byte_bpe import byte_bpe
+from unmask.models.checkpoint.config import read_json
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

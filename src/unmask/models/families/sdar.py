@@ -8,11 +8,11 @@ under the distribution that it was drawn from.
 from __future__ import annotations
 
 from unmask.models.base import ModelSpec
-from unmask.models.config import Config
-from unmask.models.dream import QWEN_NAMES, rope_theta
-from unmask.models.family import TransformerFamily, checked_heads, end_ids, families, mask_id
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.models.families.base import TransformerFamily, checked_heads, end_ids, families, mask_id
+from unmask.models.families.dream import QWEN_NAMES, rope_theta
 from unmask.models.layers import TransformerShape
-from unmask.models.tokenizer import TextCodec
 
 END_OF_TURN = "<|im_end|>"
 BLOCK_SIZE = 4  # of the checkpoints that do not say
