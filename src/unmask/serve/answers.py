@@ -1,6 +1,6 @@
 """What a client reads: an answer as a whole, or its chunks as server-sent events.
 
-The shapes are those of schema.py, as plain data: in a chunk, a field that is null and one that is missing differ.
+schema.py has the shapes. Here they are plain data: in a chunk, a field that is null differs from one that is missing.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Usage(BaseModel):
 
 
 class DecodingReport(BaseModel):
-    """How it was decoded; passes are those of all choices together."""
+    """How it was decoded; passes count for all choices together."""
 
     policy: str
     forward_passes: int

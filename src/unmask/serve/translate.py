@@ -154,7 +154,7 @@ def _check_work(decoding: dict[str, Any], job: Plan) -> None:
 
 
 def _settings(body: Body, decoding: dict[str, Any], settings: Settings) -> Settings:
-    """The server's settings, changed by those that are given beside OpenAI's fields or in `decoding`."""
+    """The server's settings, with the values that the request gives, in OpenAI's fields or in `decoding`."""
     given: dict[str, tuple[str, Any]] = {}
     own = [(name, f"decoding.{name}", decoding.get(name)) for name in SETTINGS]
     theirs = [(name, name, getattr(body, name)) for name in ("max_tokens", "temperature", "top_p", "seed", "stop")]

@@ -109,7 +109,7 @@ class Worker:
         return self._thread is not None and self._thread.is_alive() and not self._refusing
 
     def waiting(self) -> int:
-        """How many texts wait for the engine, without those whose clients have left."""
+        """How many texts wait for the engine; a text whose client has left does not count."""
         with self._work:
             return sum(not request.abandoned for request in self._line.copy())
 
@@ -136,7 +136,7 @@ class Worker:
         self._refusing = True
 
     def under_way(self) -> int:
-        """How many tickets are not answered yet, without those whose clients have left."""
+        """How many tickets are not answered yet; a ticket whose client has left does not count."""
         with self._work:
             return len({ticket for request, (ticket, _) in self._open.items() if not request.abandoned})
 
