@@ -226,25 +226,25 @@ def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
 
 @bench.command("step")
 @flags.with_flags(Workload, repeats=5)
-@flags.with_flags(flags.Subject)
-def bench_step(subject: flags.Subject, workload: Workload, as_json: flags.Json = False) -> None:
+@flags.with_flags(flags.BenchModel)
+def bench_step(chosen: flags.BenchModel, workload: Workload, as_json: flags.Json = False) -> None:
     """Time single forward passes (model, policy, commit) beside the floor of this device, which it measures too."""
     from unmask.bench.step import bench_step as measure
 
     with terminal.status("preparing") as shown:
-        timings = measure(*subject.open(workload), on_progress=shown.update, on_missing=terminal.note)
+        timings = measure(*chosen.open(workload), on_progress=shown.update, on_missing=terminal.note)
     _show_timings(timings, as_json=as_json)
 
 
 @bench.command("generate")
 @flags.with_flags(Workload)
-@flags.with_flags(flags.Subject)
-def bench_generate(subject: flags.Subject, workload: Workload, as_json: flags.Json = False) -> None:
+@flags.with_flags(flags.BenchModel)
+def bench_generate(chosen: flags.BenchModel, workload: Workload, as_json: flags.Json = False) -> None:
     """Time whole requests beside the floor of this device, which it measures too: tokens/s of everything decoded."""
     from unmask.bench.generate import bench_generate as measure
 
     with terminal.status("preparing") as shown:
-        timings = measure(*subject.open(workload), on_progress=shown.update)
+        timings = measure(*chosen.open(workload), on_progress=shown.update)
     _show_timings(timings, as_json=as_json)
 
 

@@ -80,8 +80,8 @@ class Model(Device):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject(Device):
-    """What `unmask bench step` and `generate` measure."""
+class BenchModel(Device):
+    """Which model `unmask bench step` and `generate` measure, and how positions are chosen."""
 
     model: str | None = _flag(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
     shape: str | None = _flag(

@@ -54,8 +54,8 @@ def test_the_yardstick_commits_what_the_rule_commits():
     ("options", "complaint"),
     [
         ({"positions": (4, 0)}, "positions must be at least 1, got 0"),
-        ({"batches": (0,)}, "batches must be at least 1, got 0"),
-        ({"vocabularies": ()}, "vocabularies must be at least 2, got none"),
+        ({"batches": (0,)}, "batch must be at least 1, got 0"),
+        ({"vocabularies": ()}, "vocabulary must be at least 2, got none"),
         ({"repeats": 0}, "repeats must be at least 1"),
         ({"dtype": "float23"}, "unknown dtype 'float23'; did you mean 'float32'"),
         ({"seed": -1}, "seed must be at least 0, got -1"),

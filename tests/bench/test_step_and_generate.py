@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from doubles import call_of, events_of, tiny_config
 
 import unmask
@@ -22,6 +23,7 @@ from unmask.models.random_weights import random_model
 from unmask.terminal import show_timings
 
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
+WITHOUT_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SMALL = Workload(prompt_tokens=(12, 20), batches=(1, 2), max_tokens=16, block_size=8, repeats=2)
 
 
@@ -62,8 +64,16 @@ def test_steps_of_every_kind_are_measured_in_the_second_block(model):
         assert (timing.lasting_floor_ms, timing.lasting_ratio) == (None, None)
 
 
-def test_no_clock_interrupts_the_passes_that_are_timed_whole(model, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "runs"),
+    [
+        ("cpu", [True, True]),
+        pytest.param("cuda", [False, False, True, True], marks=[pytest.mark.gpu, WITHOUT_CUDA]),
+    ],
+)
+def test_no_clock_interrupts_the_passes_that_are_timed_whole_on_a_gpu(device, runs, monkeypatch):
     looked, real = [], step.run_passes
+    model = random_model(tiny_config("llada"), device=torch.device(device))
 
     def watch(*options, timed):
         looked.append(timed)
@@ -71,7 +81,7 @@ def test_no_clock_interrupts_the_passes_that_are_timed_whole(model, monkeypatch)
 
     monkeypatch.setattr(step, "run_passes", watch)
     bench_step(model, replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",)), ceilings=CEILINGS)
-    assert looked == [False, False, False, True, True]
+    assert looked == [False, *runs]  # the first is not counted
 
 
 def test_passes_are_also_compared_with_the_rate_that_a_device_keeps_up(model, capsys):

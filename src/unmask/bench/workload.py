@@ -72,8 +72,8 @@ class RuleWorkload:
 
     def __post_init__(self) -> None:
         _check_least("positions", self.positions, 1)
-        _check_least("vocabularies", self.vocabularies, 2)
-        _check_least("batches", self.batches, 1)
+        _check_least("vocabulary", self.vocabularies, 2)
+        _check_least("batch", self.batches, 1)
         _check_least("repeats", [self.repeats], 1)
         _check_least("seed", [self.seed], 0)
         if self.dtype is not None and self.dtype not in DTYPES:
