@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from unmask.bench.load import Load, LoadTiming, Say, announced, loads_of
@@ -24,30 +24,42 @@ from unmask.engine.runner import runner_for
 from unmask.engine.scheduler import Scheduler
 from unmask.models.base import MaskedLM
 from unmask.policies import remasks
+from unmask.types import Timing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(NamedTuple):
+    """One run of a batch, in which no clock looks into the passes."""
+
+    seconds: float
+    first_s: float  # until every row has the beginning of its text for good
+    kept: int  # tokens before the ends of the texts; random weights end texts by accident
+
+
 class GenerateTiming(LoadTiming):
     """Requests of one size, decoded as one batch; times are medians over the runs."""
 
-    repeats: int
-    forward_passes: int  # of the batch
-    seconds: float
-    fastest_s: float
-    slowest_s: float
-    p99_s: float  # nearest rank: of fewer than a hundred runs, the slowest
-    kept_tokens: int  # of the batch, before the end of each text; random weights end texts by accident
-    first_prefix_ms: float  # until every row has the beginning of its text for good
-    model_s: float
-    policy_s: float
-    rest_s: float
-    floor_s: float | None  # of the forwards alone; None for a model whose sizes are not known
-    ratio: float | None  # of the time to the floor
-    p50_s: float
-    tokens_per_s: float  # raw: every decoded position of every row
-    kept_tokens_per_s: float
-    tokens_per_pass: float  # of the row that takes the most passes
-    ms_per_pass: float
+    def __init__(
+        self, subject: Subject, load: Load, runs: Sequence[Run], parts: Sequence[Timing], floors: Sequence[float]
+    ) -> None:
+        """`parts` and `floors` have a value for each pass; a model whose sizes are not known has no floors."""
+        super().__init__(subject, load)
+        times = sorted(run.seconds for run in runs)
+        self.repeats = len(runs)
+        self.forward_passes = len(parts)  # of the batch
+        self.seconds = self.p50_s = statistics.median(times)
+        self.fastest_s, self.slowest_s = times[0], times[-1]
+        self.p99_s = times[math.ceil(0.99 * len(times)) - 1]  # nearest rank: of fewer than a hundred runs, the slowest
+        self.kept_tokens = statistics.median_low(run.kept for run in runs)
+        self.first_prefix_ms = 1000.0 * statistics.median(run.first_s for run in runs)
+        self.model_s = sum(part.model_s for part in parts)
+        self.policy_s = sum(part.policy_s for part in parts)
+        self.rest_s = sum(part.rest_s for part in parts)
+        self.floor_s = sum(floors) if floors else None  # of the forwards alone
+        self.ratio = self.seconds / sum(floors) if floors else None
+        self.tokens_per_s = load.batch * load.max_tokens / self.seconds  # raw: every decoded position of every row
+        self.kept_tokens_per_s = self.kept_tokens / self.seconds
+        self.tokens_per_pass = load.max_tokens / len(parts)  # of the row that takes the most passes
+        self.ms_per_pass = 1000.0 * self.seconds / len(parts)
 
     def rows(self) -> list[dict[str, Any]]:
         """The timing as a line of a table."""
@@ -72,49 +84,20 @@ def bench_generate(
     """A timing for each load; one run of each is not counted."""
     loads = loads_of(workload, model)
     ceilings = ceilings or measure_ceilings(model.device, model.dtype)
-    subject = Subject.of(model, ceilings)
+    subject = Subject(model, ceilings)
     return [_measure(model, load, workload.repeats, subject, ceilings) for load in announced(loads, model, on_progress)]
 
 
 def _measure(model: MaskedLM, load: Load, repeats: int, subject: Subject, ceilings: Ceilings) -> GenerateTiming:
     pool = StoragePool()
     runs = [_run(model, load, pool) for _ in range(repeats + 1)][1:]
-    times = sorted(run.seconds for run in runs)
-    seconds, kept = statistics.median(times), statistics.median_low(run.kept for run in runs)
     passes = list(run_passes(model, load, pool, timed=True))
     parts = [found.timing for found in passes if found.timing is not None]
     floors = [floor.seconds for found in passes if (floor := floor_of(model, found, ceilings)) is not None]
-    return GenerateTiming(
-        subject=subject,
-        load=load,
-        repeats=repeats,
-        forward_passes=len(passes),
-        seconds=seconds,
-        fastest_s=times[0],
-        slowest_s=times[-1],
-        p99_s=times[math.ceil(0.99 * repeats) - 1],
-        kept_tokens=kept,
-        first_prefix_ms=1000.0 * statistics.median(run.first_s for run in runs),
-        model_s=sum(part.model_s for part in parts),
-        policy_s=sum(part.policy_s for part in parts),
-        rest_s=sum(part.rest_s for part in parts),
-        floor_s=sum(floors) if floors else None,
-        ratio=seconds / sum(floors) if floors else None,
-        p50_s=seconds,
-        tokens_per_s=load.batch * load.max_tokens / seconds,
-        kept_tokens_per_s=kept / seconds,
-        tokens_per_pass=load.max_tokens / len(passes),
-        ms_per_pass=1000.0 * seconds / len(passes),
-    )
+    return GenerateTiming(subject, load, runs, parts, floors)
 
 
-class _Run(NamedTuple):
-    seconds: float
-    first_s: float  # until every row has committed the beginning of its text
-    kept: int  # tokens before the ends of the texts
-
-
-def _run(model: MaskedLM, load: Load, pool: StoragePool) -> _Run:
+def _run(model: MaskedLM, load: Load, pool: StoragePool) -> Run:
     requests = load.requests(model)
     canvases = [request.canvas for request in requests]
     waiting, first = set(range(len(canvases))), 0.0
@@ -127,4 +110,4 @@ def _run(model: MaskedLM, load: Load, pool: StoragePool) -> _Run:
             first = time.perf_counter() - began
     seconds, ends = now(model.device) - began, model.spec.end_ids
     kept = (next((n for n, token in enumerate(row.filled) if token in ends), len(row.filled)) for row in canvases)
-    return _Run(seconds, first, sum(kept))
+    return Run(seconds, first, sum(kept))

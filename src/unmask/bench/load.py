@@ -6,7 +6,7 @@ What the rows say is of no interest, so that a checkpoint is needed no more than
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -104,19 +104,18 @@ class Load:
         return {item.name: getattr(self, item.name) for item in fields(self)} | said
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTiming:
-    """What every timing of a load says."""
+    """What every timing of a load has; a subclass adds its figures as attributes."""
 
-    subject: Subject
-    load: Load
+    def __init__(self, subject: Subject, load: Load) -> None:
+        self.subject, self.load = subject, load
 
     def in_words(self) -> str:
         return self.subject.in_words()
 
     def to_dict(self) -> dict[str, Any]:
-        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("subject", "load")}
-        return asdict(self.subject) | self.load.to_dict() | own
+        own = {name: value for name, value in vars(self).items() if name not in ("subject", "load")}
+        return vars(self.subject) | self.load.to_dict() | own
 
 
 def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:

@@ -7,14 +7,13 @@ pays nothing for the beginning of the request.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unmask.bench.load import Load, LoadTiming, Say, announced, loads_of
 from unmask.bench.measure import ratio_in_words, short
 from unmask.bench.passes import KINDS, REFRESH, MeasuredPass, floor_of, run_passes
-from unmask.bench.roofline import Ceilings, measure_ceilings
+from unmask.bench.roofline import Ceilings, Floor, measure_ceilings
 from unmask.bench.subject import Subject
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
@@ -24,24 +23,40 @@ from unmask.models.base import MaskedLM
 _BLOCK = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming(LoadTiming):
     """One kind of pass at one size; times are medians, in milliseconds."""
 
-    kind: str  # whole canvas, refresh, block and suffix, block only
-    positions: int  # computed in each row
-    passes: int  # measured
-    ms: float
-    low_ms: float  # a tenth of the passes is faster
-    high_ms: float  # a tenth is slower
-    model_ms: float
-    policy_ms: float
-    rest_ms: float  # proposals, commits, the host's part
-    floor_ms: float | None  # of the forward alone; None for a model whose sizes are not known
-    lasting_floor_ms: float | None  # with products at the rate that a GPU keeps up for seconds
-    bound_by: str | None  # what the floor consists of: memory or arithmetic
-    ratio: float | None  # of the time to the floor
-    lasting_ratio: float | None
+    def __init__(
+        self,
+        subject: Subject,
+        load: Load,
+        whole: Sequence[MeasuredPass],
+        split: Sequence[MeasuredPass],
+        floor: Floor | None,
+        lasting: Floor | None,
+    ) -> None:
+        """Passes of one kind: `whole` without a clock in them, `split` with their parts.
+
+        `floor` is that of the forward alone, None for a model whose sizes are not known. `lasting` is the same with
+        products at the rate that a GPU keeps up for seconds.
+        """
+        super().__init__(subject, load)
+        times = sorted(1000.0 * found.seconds for found in whole)
+        parts = [found.timing for found in split if found.timing is not None]
+        self.kind = whole[0].kind  # whole canvas, refresh, block and suffix, block only
+        self.positions = max(whole[0].calls[0].positions)  # computed in each row
+        self.passes = len(whole)  # measured
+        self.ms = statistics.median(times)
+        self.low_ms = times[len(times) // 10]  # a tenth of the passes is faster
+        self.high_ms = times[-1 - len(times) // 10]  # a tenth is slower
+        self.model_ms = 1000.0 * statistics.median(part.model_s for part in parts)
+        self.policy_ms = 1000.0 * statistics.median(part.policy_s for part in parts)
+        self.rest_ms = 1000.0 * statistics.median(part.rest_s for part in parts)  # proposals, commits, the host's part
+        self.floor_ms = None if floor is None else 1000.0 * floor.seconds
+        self.lasting_floor_ms = None if lasting is None else 1000.0 * lasting.seconds
+        self.bound_by = None if floor is None else floor.bound_by  # what the floor consists of: memory or arithmetic
+        self.ratio = None if self.floor_ms is None else self.ms / self.floor_ms
+        self.lasting_ratio = None if self.lasting_floor_ms is None else self.ms / self.lasting_floor_ms
 
     def rows(self) -> list[dict[str, Any]]:
         """The timing as a line of a table."""
@@ -79,7 +94,7 @@ def bench_step(
         blocks = f"max_tokens={workload.max_tokens} is less than two blocks of {loads[0].block_size}"
         raise UnmaskError(f"steps are measured in the second block, but {blocks}")
     ceilings = ceilings or measure_ceilings(model.device, model.dtype)
-    subject = Subject.of(model, ceilings)
+    subject = Subject(model, ceilings)
     for load in announced(loads, model, on_progress):
         found = list(_measure(model, load, workload.repeats, subject, ceilings))
         if not found:
@@ -109,31 +124,10 @@ def _measure(model: MaskedLM, load: Load, repeats: int, subject: Subject, ceilin
     whole = run(timed=on_cpu)
     split = whole if on_cpu else run(timed=True)
     for kind in _kinds(load.cache):
-        times = sorted(1000.0 * found.seconds for found in whole if found.kind == kind)
-        looked_into = [found for found in split if found.kind == kind]
-        if not times or not looked_into:
-            continue
-        parts = [found.timing for found in looked_into if found.timing is not None]
-        floor, lasting = (floor_of(model, looked_into[0], given) for given in (ceilings, ceilings.lasting()))
-        ms = statistics.median(times)
-        yield StepTiming(
-            subject=subject,
-            load=load,
-            kind=kind,
-            positions=max(looked_into[0].calls[0].positions),
-            passes=len(times),
-            ms=ms,
-            low_ms=times[len(times) // 10],
-            high_ms=times[-1 - len(times) // 10],
-            model_ms=1000.0 * statistics.median(part.model_s for part in parts),
-            policy_ms=1000.0 * statistics.median(part.policy_s for part in parts),
-            rest_ms=1000.0 * statistics.median(part.rest_s for part in parts),
-            floor_ms=None if floor is None else 1000.0 * floor.seconds,
-            lasting_floor_ms=None if lasting is None else 1000.0 * lasting.seconds,
-            bound_by=None if floor is None else floor.bound_by,
-            ratio=None if floor is None else ms / (1000.0 * floor.seconds),
-            lasting_ratio=None if lasting is None else ms / (1000.0 * lasting.seconds),
-        )
+        timed_whole, looked_into = ([found for found in passes if found.kind == kind] for passes in (whole, split))
+        if timed_whole and looked_into:
+            floor, lasting = (floor_of(model, looked_into[0], given) for given in (ceilings, ceilings.lasting()))
+            yield StepTiming(subject, load, timed_whole, looked_into, floor, lasting)
 
 
 def _second_block(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -> list[MeasuredPass]:

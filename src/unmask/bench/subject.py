@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,38 +67,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 SHAPES = (*PUBLISHED, "tiny")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """The model, and the machine it runs on."""
 
-    model: str
-    device: str
-    device_name: str
-    dtype: str
-    quantized: str | None  # format of the blocks' weights; None: the dtype
-    threads: int
-    copy_gb_per_s: float
-    matmul_tflop_per_s: float
-    lasting_matmul_tflop_per_s: float | None  # without a pause, on a GPU
-    unmask: str
-    torch: str
-
-    @classmethod
-    def of(cls, model: MaskedLM, ceilings: Ceilings) -> Subject:
+    def __init__(self, model: MaskedLM, ceilings: Ceilings) -> None:
+        self.model = model.spec.name
+        self.device = str(model.device)
+        self.device_name = device_name(model.device)
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.quantized = quantization_of(model)  # format of the blocks' weights; None: the dtype
+        self.threads = torch.get_num_threads()
+        self.copy_gb_per_s = ceilings.bytes_per_s / 1e9
+        self.matmul_tflop_per_s = ceilings.flops_per_s / 1e12
         lasting = ceilings.lasting_flops_per_s
-        return cls(
-            model=model.spec.name,
-            device=str(model.device),
-            device_name=device_name(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            quantized=quantization_of(model),
-            threads=torch.get_num_threads(),
-            copy_gb_per_s=ceilings.bytes_per_s / 1e9,
-            matmul_tflop_per_s=ceilings.flops_per_s / 1e12,
-            lasting_matmul_tflop_per_s=None if lasting is None else lasting / 1e12,
-            unmask=__version__,
-            torch=torch.__version__,
-        )
+        self.lasting_matmul_tflop_per_s = None if lasting is None else lasting / 1e12  # without a pause, on a GPU
+        self.unmask, self.torch = __version__, torch.__version__
 
     def in_words(self) -> str:
         speeds = f"copies {short(self.copy_gb_per_s)} GB/s, multiplies {short(self.matmul_tflop_per_s)} TFLOP/s"
