@@ -16,12 +16,12 @@ from unmask.bench.subject import Subject
 from unmask.bench.workload import Workload
 from unmask.device import fast_module
 from unmask.engine.canvas import Canvas
-from unmask.engine.plan import WITHOUT_CACHE, Plan, plan
+from unmask.engine.plan import Plan, plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM
 from unmask.models.transformer import Transformer
-from unmask.policies import Fixed, Policy, describe, needs_of
+from unmask.policies import WHOLE_CANVAS, Fixed, Policy, describe, needs_of
 from unmask.settings import Settings
 
 Say = Callable[[str], None]
@@ -137,7 +137,7 @@ def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:
         )
         for prompt in workload.prompt_tokens
         for batch in workload.batches
-        for cache in workload.caches or (usable[:1] if needs_of(policy) & WITHOUT_CACHE else usable)
+        for cache in workload.caches or (usable[:1] if needs_of(policy) & WHOLE_CANVAS else usable)
         for refresh in (("block",) if cache in _NEVER_REFRESHED else workload.refreshes)
     ]
     for load in loads:

@@ -51,7 +51,8 @@ class Base(Policy):
 
 P = TypeVar("P", bound=Policy)
 
-NEEDS = frozenset({"sequence_logits", "attention", "shadow", "uniform"})
+WHOLE_CANVAS = frozenset({"sequence_logits", "attention", "shadow"})  # only passes over whole canvases give these
+NEEDS = WHOLE_CANVAS | {"uniform"}
 
 registry: Registry[Policy] = Registry("policy", "unmask.policies")
 
