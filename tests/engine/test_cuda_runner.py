@@ -199,7 +199,7 @@ class Functional(PlainRunner):
         self.own, self.shapes = own, set()
 
     def decided(self, group, done):
-        assert can_capture(group)
+        assert can_capture(group, done)
         decide, inputs, _ = decision_of(self.model.spec, group, done, own=lambda: self.own)
         logits = inputs[0].clone()
         self.shapes.add(tuple(tuple(value.shape) for value in inputs))

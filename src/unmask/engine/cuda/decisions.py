@@ -106,12 +106,8 @@ def decision_of(
     return decide, (done.prediction.logits, group.tokens, window.step, *steady, *given.values()), tuple(given)
 
 
-def can_capture(group: Group) -> bool:
-    """Whether the decisions of the group are a function of tensors alone."""
+def can_capture(group: Group, done: Pass) -> bool:
+    """Whether the decision of the group is a function of tensors alone, and kernels serve its logits."""
     pure = policies.is_pure(group.policy) and not group.observer.needs
-    return pure and group.settings.temperature == 0.0 and group.detail is None
-
-
-def worth_capturing(done: Pass) -> bool:
-    """A pass that refreshes every row is long enough to hide the launches that follow it."""
-    return serves(done.prediction.logits) and not all(row.refresh for row in done.plan.rows)
+    plain = group.settings.temperature == 0.0 and group.detail is None
+    return pure and plain and serves(done.prediction.logits)

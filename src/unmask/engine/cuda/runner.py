@@ -19,7 +19,7 @@ from unmask.cache.storage import StoragePool
 from unmask.device import on_device
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import FLAGS, GOES_ON, PassResult
-from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions, worth_capturing
+from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions
 from unmask.engine.detail import Numbers
 from unmask.engine.forward import Pass
 from unmask.engine.rows import Group, Row
@@ -61,7 +61,7 @@ class CudaRunner(PlainRunner):
         return self._pass
 
     def decided(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], Numbers | None]:
-        if not can_capture(group) or not worth_capturing(done):
+        if not can_capture(group, done):
             return super().decided(group, done)
         decisions = Decisions.of(self.pool, self.model.spec, group)
         group.tokens, results = decisions(self.model.spec, group, done)
