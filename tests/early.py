@@ -18,8 +18,8 @@ class Early(CudaRunner):
         tokens, cache = call.tokens(), call.caches[0]
         return lambda: self.model.predict(tokens, plan=plan, at=at, cache=cache, block_size=call.kind.block_size)
 
-    def decided(self, group, done):
-        return PlainRunner.decided(self, group, done)
+    def decide_and_commit(self, group, done):
+        return PlainRunner.decide_and_commit(self, group, done)
 
     def close(self, *, usable):
         pass

@@ -53,7 +53,9 @@ def case(generator, b, n, k, *, given):
         tokens=draw(torch.randint, 0, V, (b, k)) if "tokens" in given else None,
     )
     view = StepView(logits=logits, masked=state.masked, proposed=logits.argmax(-1), tokens=state.tokens)
-    flags = {name: draw(torch.rand, b) < 0.5 if name in given else None for name in ("drifted", "first_only", "pinned")}
+    flags = {
+        name: draw(torch.rand, b) < 0.5 if name in given else None for name in ("drifted", "first_only", "pin_first")
+    }
     made = CommitInputs(
         decision=decision,
         observed=Observed(view=view, state=state, logits=logits, greedy=True),
@@ -83,7 +85,7 @@ def test_the_state_of_a_narrow_block():
 def test_the_result_is_what_was_done_to_the_canvas():
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
-        made, tokens = case(generator, 4, 30, 8, given=("remask", "drifted", "pinned"))
+        made, tokens = case(generator, 4, 30, 8, given=("remask", "drifted", "pin_first"))
         after, results = apply(tokens, made)
         outcome, state, view = outcome_of(made), made.observed.state, made.observed.view
         for row, numbers in enumerate(results.tolist()):
@@ -102,7 +104,7 @@ def test_the_result_is_what_was_done_to_the_canvas():
             assert read.committed == {first + c: standing[c] for c in range(width) if commit[c]}
             assert read.remasked == tuple(first + c for c in range(width) if remask[c])
             assert (read.drifted, read.goes_on) == (bool(flags[DRIFTED]), bool(flags[GOES_ON]))
-            if made.pinned[row]:
+            if made.pin_first[row]:
                 assert not remask[0]
         outside = torch.ones_like(tokens).scatter(1, made.at, 0).bool()
         assert torch.equal(after[outside], tokens[outside])

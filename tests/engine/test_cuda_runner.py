@@ -179,7 +179,7 @@ def test_a_class_that_overrides_predict_sees_every_prediction():
     canvases = canvases_of(model, PROMPTS[:1], max_tokens=8)
     runner = CudaRunner(model, StoragePool())
     runner.reading = lambda numbers: numbers.tolist
-    runner.decided = PlainRunner(model, runner.pool).decided
+    runner.decide_and_commit = PlainRunner(model, runner.pool).decide_and_commit
     events = list(events_of(requests_of(model, canvases, "fixed", Settings(cache="dual")), runner))
     assert model.predictions == len(events) == 8
 
@@ -198,7 +198,7 @@ class Functional(PlainRunner):
         super().__init__(model, StoragePool())
         self.own, self.shapes = own, set()
 
-    def decided(self, group, done):
+    def decide_and_commit(self, group, done):
         assert can_capture(group, done)
         decide, inputs, _ = decision_of(self.model.spec, group, done, own=lambda: self.own)
         logits = inputs[0].clone()

@@ -35,9 +35,9 @@ def test_no_text_ends_before_its_last_block_has_been_rehearsed(toy):
     blocks = set()
 
     class Noting(Early):
-        def decided(self, group, done):
+        def decide_and_commit(self, group, done):
             blocks.update(done.window.blocks)
-            return super().decided(group, done)
+            return super().decide_and_commit(group, done)
 
     rehearse(Noting(toy.model), Rehearsal(lengths=[1], policy=policies.get("fixed", passes=3)), made)
     assert blocks == {(1, 5), (5, 9), (9, 13)}

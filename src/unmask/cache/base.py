@@ -22,18 +22,19 @@ Span = tuple[int, int]  # half-open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """What one pass does to one row."""
+    """What one pass computes of one row."""
 
     span: Span  # positions computed, whose keys and values are written
-    visible: int  # keys seen: those of the canvas, or those up to the block's end
+    visible: int  # how many keys they see, counted from position 0: the canvas, or up to the block's end
     refresh: bool = False  # the pass renews the whole cache of the row
-    first_only: bool = False  # the pass commits the block's first position alone
-    pin_first: bool = False  # no pass over this block opens its first position again
+    # With a shifted head, later passes cannot predict the block's first position (docs/engine.md):
+    first_only: bool = False  # the pass commits that position alone
+    pin_first: bool = False  # the pass does not open it again
 
 
 @runtime_checkable
 class RowState(Protocol):
-    """What a plan depends on."""
+    """What a row plan depends on; the engine's Canvas has it."""
 
     block_index: int  # which of the row's blocks is being filled
     block_step: int  # passes already spent on it
@@ -56,7 +57,7 @@ class RowState(Protocol):
 
 @runtime_checkable
 class Cache(Protocol):
-    """What is kept between passes, and what a pass computes anew. Frozen, and equal where the settings are."""
+    """A kind of cache: it plans what a pass computes anew. It holds settings; keys and values lie in storage.py."""
 
     kind: ClassVar[str]
 
@@ -65,14 +66,17 @@ class Cache(Protocol):
         ...
 
     def plan_next(self, row: RowState, *, shifted: bool) -> RowPlan | None:
-        """The plan of the pass after the one under way, if the row stays in its block; None: the result decides."""
+        """The plan of the pass after the one under way, if the row stays in its block, for runners that begin early.
+
+        None: the result of the pass under way decides.
+        """
         ...
 
 
 class PassPlan:
     """The plans of the rows of one model call, and their tensors, each made when it is first asked for.
 
-    A call that repeats the plans of the call before it is given the same object, so that nothing is copied again.
+    The engine gives a pass that repeats the plans of the pass before the same object, so that nothing is copied again.
     """
 
     def __init__(self, rows: tuple[RowPlan, ...], device: torch.device) -> None:
@@ -81,7 +85,7 @@ class PassPlan:
 
     @classmethod
     def whole(cls, lengths: list[int], device: torch.device) -> PassPlan:
-        """Every position of rows of these lengths."""
+        """A plan that computes every position of rows of these lengths."""
         return cls(tuple(RowPlan(span=(0, length), visible=length) for length in lengths), device)
 
     @cached_property

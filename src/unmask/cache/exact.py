@@ -1,8 +1,10 @@
-"""The cache for block-causal models: a finished block never changes, so its keys and values are kept for good.
+"""The cache for block-causal models: a block sees itself and the blocks before it, so its final keys never change.
 
-The first pass over a block also computes the block before it, whose last commits no pass has seen yet, and so stores it
-for good; the first pass of all computes the prompt. What later passes over the block write is overwritten by the first
-pass over the next one, and nothing sees it before that. The last block is never stored: nothing would read it.
+Every pass over a block writes provisional keys and values of the block, which that pass alone reads. The first pass
+over the next block computes the finished block once more, now with all its tokens, and writes the final ones. The first
+pass of all computes the prompt as well. The last block gets no final keys: no pass would read them.
+
+Block-causal heads predict their own positions, so `shifted` plays no part here; nothing drifts, so `stale` does not.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ class Exact:
 
     def plan(self, row: RowState, *, shifted: bool) -> RowPlan:
         start, end = row.block
-        before = row.block_before
-        begins, first = row.block_step == 0, before is None
-        if begins:
-            start = 0 if before is None else before[0]
-        return RowPlan(span=(start, end), visible=end, refresh=begins and first)
+        if row.block_step > 0:
+            return RowPlan(span=(start, end), visible=end)
+        if row.block_before is None:
+            return RowPlan(span=(0, end), visible=end, refresh=True)
+        return RowPlan(span=(row.block_before[0], end), visible=end)
 
     def plan_next(self, row: RowState, *, shifted: bool) -> RowPlan:
         return RowPlan(span=row.block, visible=row.block[1])

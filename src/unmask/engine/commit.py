@@ -1,6 +1,10 @@
-"""From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the result.
+"""From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the results.
 
-The result is the one thing that the host reads of a pass. Its layout is known here alone.
+The guarantees: only open positions are committed; a row with open positions commits at least one, unless the policy
+lets it wait; the mask token is never committed; only positions that this generation filled are opened again. Two more
+hold for a shifted head with a cache (`first_only` and `pin_first`; docs/engine.md says why).
+
+The results are all that the host reads of a pass, traces apart.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ class PassResult:
     waiting: bool  # the policy let the row idle on purpose
     drifted: bool  # the next pass must refresh the row's cache
     broken: bool  # an open position had no usable logits
-    goes_on: bool  # the next pass is over the same block, and no refresh
+    goes_on: bool  # the block stays open and nothing has drifted, so the next pass is over the same block
     error: UnmaskError | None = None  # why the policy could not decide
 
     @classmethod
@@ -65,14 +69,14 @@ class CommitInputs:
     at: Int[Tensor, "b k"]  # absolute position of every column
     drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: no cache drifts
     first_only: Bool[Tensor, " b"] | None  # rows that must commit the first position of their block, and no other
-    pinned: Bool[Tensor, " b"] | None  # rows whose block's first position must not be opened again
+    pin_first: Bool[Tensor, " b"] | None  # rows whose block's first position must not be opened again
     mask_id: int
-    mask_allowed: bool  # the mask token may be proposed; then the position stays open
+    mask_allowed: bool  # the mask token may be proposed; such a position stays open, even if the row commits no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a pass really does to the window: the policy's decision within the guarantees of the loop."""
+    """The decision within the guarantees."""
 
     commit: Bool[Tensor, "b k"]
     remask: Bool[Tensor, "b k"] | None
@@ -80,39 +84,39 @@ class Outcome:
 
 
 def outcome_of(inputs: CommitInputs) -> Outcome:
-    """What becomes of the decision."""
+    """What a pass does to the window."""
     decision, observed = inputs.decision, inputs.observed
     commit = with_progress(decision, observed.view.masked)
     tokens = observed.view.proposed if decision.tokens is None else decision.tokens
     if inputs.first_only is not None:
         alone = inputs.first_only[:, None]
-        commit = torch.where(alone, _is_first(commit), commit)
+        commit = torch.where(alone, _first_column(commit), commit)
         tokens = torch.where(alone, observed.logits.argmax(-1), tokens)
     if inputs.mask_allowed:
         commit = commit & (tokens != inputs.mask_id)
     remask = None if decision.remask is None else decision.remask & observed.state.decoded
-    if remask is not None and inputs.pinned is not None:
-        remask = remask & ~(inputs.pinned[:, None] & _is_first(remask))
+    if remask is not None and inputs.pin_first is not None:
+        remask = remask & ~(inputs.pin_first[:, None] & _first_column(remask))
     return Outcome(commit=commit, remask=remask, tokens=tokens)
 
 
-def _is_first(columns: Bool[Tensor, "b k"]) -> Bool[Tensor, " k"]:
-    return torch.arange(columns.shape[1], device=columns.device) == 0
+def _first_column(like: Bool[Tensor, "b k"]) -> Bool[Tensor, " k"]:
+    return torch.arange(like.shape[1], device=like.device) == 0
 
 
 def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"]]:
-    """The canvases after the commits, and the results."""
+    """New canvases, after the commits, and the table of results."""
     outcome, before, drifted = outcome_of(inputs), inputs.observed.state.tokens, inputs.drifted
     commit, remask = outcome.commit, outcome.remask
     after = torch.where(commit, outcome.tokens, before)
     if remask is not None:
         after = after.masked_fill(remask, inputs.mask_id)
-    # Columns outside a narrow block repeat its last position, so changes are added to the canvas, not set.
+    # In a block narrower than the window, surplus columns repeat its last position: they add 0 to it.
     tokens = tokens.scatter_add(1, inputs.at, after - before)
     goes_on = (after == inputs.mask_id).any(-1)
     goes_on = goes_on if drifted is None else goes_on & ~drifted
-    none = torch.zeros_like(goes_on)
-    flags = [none if flag is None else flag for flag in (inputs.decision.wait, drifted, inputs.observed.broken())]
-    remasked = none[:, None].expand_as(commit) if remask is None else remask
+    no = torch.zeros_like(goes_on)
+    flags = [no if flag is None else flag for flag in (inputs.decision.wait, drifted, inputs.observed.broken())]
+    remasked = no[:, None].expand_as(commit) if remask is None else remask
     marks = torch.cat([commit, remasked, *(flag[:, None] for flag in (*flags, goes_on))], dim=1)
     return tokens, torch.cat([after, marks], dim=1)

@@ -1,8 +1,9 @@
-"""The block loop: forward pass, decision, commit, event, until every request is decoded.
+"""The block loop: forward, decide, commit, record, retire, admit, until every request is decoded.
 
-The loop deals in token ids only, never text. A row is one request while it is decoded: it has its own blocks, steps,
-noise and end, joins when there is room, and leaves when its canvas is full. The batch knows which rows share a model
-call, and which rows of a call one policy decides together. The runner knows how a pass is run on the device.
+The loop deals in token ids only, never text. A row is one request while it is decoded: it has its own blocks, random
+numbers and end, and joins when there is room. A batch consists of calls, the rows that one model call serves; a call of
+groups, the rows that one policy decides together. The runner runs passes on the device, which holds every row's tokens;
+after each pass the host's canvases are brought up to date.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from unmask.engine.batch import Batch
 from unmask.engine.commit import PassResult
-from unmask.engine.runner import Decided, Runner
+from unmask.engine.runner import GroupResult, Runner
 from unmask.engine.scheduler import Scheduler
 from unmask.errors import OutOfMemory
 from unmask.types import StepEvent
@@ -39,28 +40,28 @@ def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
 
 @torch.inference_mode()
 def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
-    """One forward pass over the live rows."""
-    decided: list[Decided] = []
-    for call in batch.calls:  # the rows that one model call serves
-        done = runner.forward(call)
-        for group, part in done.split(call.groups):  # the rows that one policy decides together
+    """One pass: every live row is predicted and decided once."""
+    decided: list[GroupResult] = []
+    for call in batch.calls:
+        predicted = runner.forward(call)
+        for group, part in predicted.split(call.groups):
             decided.append(runner.decide(group, part))  # view, select, guarantees, commit: all on the device
-    batch.seal(scheduler)  # which rows leave after this pass, and which requests wait for a free row
-    results = runner.read(batch, decided)  # the one time that the host waits for the device
-    events = [event for one, found in zip(decided, results, strict=True) for event in _record(one, found, batch)]
-    batch.retire()  # rows that are full or have failed
-    if not runner.pending:  # no row joins a pass that has begun
+    batch.seal(scheduler)  # notes abandoned requests and reserves newcomers: a runner may begin the next pass now
+    results = runner.read(batch, decided)  # the host waits for the device
+    events = [event for group, rows in zip(decided, results, strict=True) for event in _record(group, rows, batch)]
+    batch.retire()  # takes out rows that are full, abandoned or have failed
+    if not runner.pending:  # no row joins the next pass if that has begun already
         batch.admit(scheduler)
     runner.begin(batch)  # the plain runner does nothing here
     return events
 
 
-def _record(decided: Decided, results: list[PassResult], batch: Batch) -> list[StepEvent]:
-    """Note on the canvases of a group what the pass did."""
+def _record(decided: GroupResult, results: list[PassResult], batch: Batch) -> list[StepEvent]:
+    """Write what the pass did to the canvases of a group; the events that tell of it."""
     events = [
         row.record(result, eos_id=batch.spec.eos_id, refreshed=refreshed)
         for row, result, refreshed in zip(decided.group.rows, results, decided.refreshed, strict=True)
     ]
-    if decided.numbers is None:
+    if decided.trace is None:
         return events
-    return [decided.numbers.attach(event, row) for row, event in enumerate(events)]
+    return [decided.trace.attach(event, number) for number, event in enumerate(events)]

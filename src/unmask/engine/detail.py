@@ -22,7 +22,7 @@ class Detail:
     overlap: bool = False  # the overlap matrix, for policies that have one
 
 
-class Numbers:
+class TraceNumbers:
     """The numbers behind one pass over a group of rows, read from the device."""
 
     def __init__(self, view: StepView, decision: Decision, tokens: Int[Tensor, "b k"], detail: Detail) -> None:

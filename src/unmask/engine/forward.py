@@ -31,7 +31,7 @@ class Pass:
     def first_only(self) -> Bool[Tensor, " b"] | None:
         return self._flags([row.first_only for row in self.plan.rows])
 
-    def pinned(self) -> Bool[Tensor, " b"] | None:
+    def pin_first(self) -> Bool[Tensor, " b"] | None:
         return self._flags([row.pin_first for row in self.plan.rows])
 
     def _flags(self, values: list[bool]) -> Bool[Tensor, " b"] | None:

@@ -1,12 +1,13 @@
 """How passes are run: the plain way, on every device.
 
-In every pass the loop asks a runner to run the model calls, to have groups decide, and to read the results. The runner
-of `engine/cuda` does the same sooner, and the loop cannot tell the two apart.
+In every pass the loop calls `forward` for every model call, `decide` for every group, `read` once and `begin` once. The
+runner of `engine/cuda` gives the same tokens, and begins the next pass before the host has read the results of this
+one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,7 +19,7 @@ from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import CommitInputs, PassResult, apply, outcome_of
-from unmask.engine.detail import Numbers
+from unmask.engine.detail import TraceNumbers
 from unmask.engine.forward import Pass, forward
 from unmask.engine.rows import Group
 from unmask.errors import UnmaskError
@@ -27,20 +28,20 @@ from unmask.types import Decision, StepView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """What became of a group's decision."""
+class GroupResult:
+    """What a pass did to a group, as the device knows it."""
 
     group: Group
-    blocks: tuple[tuple[int, int], ...]  # of the rows, when it was made
-    refreshed: tuple[bool, ...]
-    results: Int[Tensor, "b results"] | None = None  # laid out as commit.py says
-    numbers: Numbers | None = None  # for traces
-    error: UnmaskError | None = None  # instead of results: why the policy could not decide
+    blocks: tuple[tuple[int, int], ...]  # of each row, in this pass
+    refreshed: tuple[bool, ...]  # rows whose cache the pass renewed
+    table: Int[Tensor, "b results"] | None  # the results of the rows, laid out as engine/commit.py says
+    trace: TraceNumbers | None
+    error: UnmaskError | None  # instead of a table: why the policy could not decide
 
 
 @runtime_checkable
 class Runner(Protocol):
-    """What the loop asks for."""
+    """What the loop asks of a device."""
 
     model: MaskedLM
     pool: StoragePool
@@ -50,14 +51,16 @@ class Runner(Protocol):
         """Whether the next pass has begun, so that no row may join it."""
         ...
 
-    def forward(self, call: Call) -> Pass: ...
-
-    def decide(self, group: Group, done: Pass) -> Decided:
-        """All that a pass does to a group on the device: view, decision, guarantees, commits, results."""
+    def forward(self, call: Call) -> Pass:
+        """Predict the window of the call's rows."""
         ...
 
-    def read(self, batch: Batch, decided: list[Decided]) -> list[list[PassResult]]:
-        """What the pass did to every row of every group."""
+    def decide(self, group: Group, done: Pass) -> GroupResult:
+        """Have the policy decide, and commit within the guarantees; the group's tokens and state are replaced."""
+        ...
+
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
+        """Bring the results of every row of every group to the host, in one copy."""
         ...
 
     def begin(self, batch: Batch) -> None:
@@ -70,7 +73,7 @@ class Runner(Protocol):
 
 
 class PlainRunner:
-    """Runs every pass when it is asked for, and waits for it."""
+    """Runs every pass when it is asked for."""
 
     pending = False
 
@@ -80,16 +83,20 @@ class PlainRunner:
     def forward(self, call: Call) -> Pass:
         return forward(self.model, call)
 
-    def decide(self, group: Group, done: Pass) -> Decided:
+    def decide(self, group: Group, done: Pass) -> GroupResult:
+        table = trace = error = None
         try:
-            return decided_of(group, done, *self.decided(group, done))
-        except UnmaskError as error:  # the rows of this group fail, the others go on
-            return replace(decided_of(group, done), error=error)
+            table, trace = self.decide_and_commit(group, done)
+        except UnmaskError as caught:  # the rows of this group fail, the other groups go on
+            error = caught
+        refreshed = tuple(row.refresh for row in done.plan.rows)
+        blocks = done.window.blocks
+        return GroupResult(group=group, blocks=blocks, refreshed=refreshed, table=table, trace=trace, error=error)
 
-    def decided(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], Numbers | None]:
-        """The results of the group; its tokens are changed accordingly."""
+    def decide_and_commit(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], TraceNumbers | None]:
+        """The table of results, and the numbers of a trace. The group gets its new tokens and state."""
         generators = [row.generator for row in group.rows]
-        most_open = max(row.canvas.open_in_block() for row in group.rows)
+        most_open = max(row.canvas.open_in_block() for row in group.rows)  # known on the host; it saves a rule work
         observed = group.observer(done.prediction, done.window, group.tokens, group.holes, generators, most_open)
         decision, group.state = self.select(group, observed.view)
         inputs = CommitInputs(
@@ -98,21 +105,21 @@ class PlainRunner:
             at=done.window.at,
             drifted=done.drifted,
             first_only=done.first_only(),
-            pinned=done.pinned(),
+            pin_first=done.pin_first(),
             mask_id=self.model.spec.mask_id,
             mask_allowed=not group.settings.suppress_mask_token,
         )
-        group.tokens, results = apply(group.tokens, inputs)
-        numbers = None
+        group.tokens, table = apply(group.tokens, inputs)
+        trace = None
         if group.detail is not None:
-            numbers = Numbers(observed.view, decision, outcome_of(inputs).tokens, group.detail)
-        return results, numbers
+            trace = TraceNumbers(observed.view, decision, outcome_of(inputs).tokens, group.detail)
+        return table, trace
 
     def select(self, group: Group, view: StepView) -> tuple[Decision, Any]:
         return policies.decide(group.policy, view, group.state)
 
-    def read(self, batch: Batch, decided: list[Decided]) -> list[list[PassResult]]:
-        return results_of(decided, numbers_of(decided).tolist())
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
+        return row_results(results, joined_tables(results).tolist())
 
     def begin(self, batch: Batch) -> None:
         pass
@@ -121,31 +128,26 @@ class PlainRunner:
         pass
 
 
-def decided_of(group: Group, done: Pass, results: Tensor | None = None, numbers: Numbers | None = None) -> Decided:
-    refreshed = tuple(row.refresh for row in done.plan.rows)
-    return Decided(group=group, blocks=done.window.blocks, refreshed=refreshed, results=results, numbers=numbers)
-
-
-def numbers_of(decided: list[Decided]) -> Int[Tensor, " numbers"]:
-    """The results of all groups one behind the other, to be read at once."""
-    parts = [one.results.flatten() for one in decided if one.results is not None]
+def joined_tables(results: list[GroupResult]) -> Int[Tensor, " numbers"]:
+    """The tables of all groups one behind the other, to be read at once."""
+    parts = [result.table.flatten() for result in results if result.table is not None]
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
 
 
-def results_of(decided: list[Decided], numbers: list[int]) -> list[list[PassResult]]:
-    """What `numbers_of` holds, row by row."""
+def row_results(results: list[GroupResult], numbers: list[int]) -> list[list[PassResult]]:
+    """The results of every row of every group, from the numbers of the joined tables."""
     found, at = [], 0
-    for one in decided:
-        if one.results is None:
-            assert one.error is not None
-            found.append([PassResult.failed(one.error)] * len(one.blocks))
+    for result in results:
+        if result.table is None:
+            assert result.error is not None
+            found.append([PassResult.failed(result.error)] * len(result.blocks))
             continue
-        width = one.results.shape[1]
-        rows = [numbers[at + width * row : at + width * (row + 1)] for row in range(len(one.blocks))]
-        found.append([PassResult.read(row, block) for row, block in zip(rows, one.blocks, strict=True)])
-        at += one.results.numel()
+        width = result.table.shape[1]
+        rows = [numbers[at + width * row : at + width * (row + 1)] for row in range(len(result.blocks))]
+        found.append([PassResult.read(row, block) for row, block in zip(rows, result.blocks, strict=True)])
+        at += result.table.numel()
     return found
 
 

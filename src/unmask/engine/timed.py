@@ -15,7 +15,7 @@ from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import PassResult
 from unmask.engine.forward import Pass
 from unmask.engine.rows import Group
-from unmask.engine.runner import Decided, PlainRunner
+from unmask.engine.runner import GroupResult, PlainRunner
 from unmask.models.base import MaskedLM
 from unmask.types import Decision, StepView, Timing
 
@@ -42,8 +42,8 @@ class TimedRunner(PlainRunner):
         self._policy_s += self._now() - began
         return answer
 
-    def read(self, batch: Batch, decided: list[Decided]) -> list[list[PassResult]]:
-        results = super().read(batch, decided)
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
+        found = super().read(batch, results)
         now, rows = self._now(), batch.rows
         rest_s = max(0.0, now - self._pass_began - self._model_s - self._policy_s)
         self.last = Timing(model_s=self._model_s, policy_s=self._policy_s, rest_s=rest_s)
@@ -55,7 +55,7 @@ class TimedRunner(PlainRunner):
                 rest_s=before.rest_s + rest_s / len(rows),
             )
         self._pass_began, self._model_s, self._policy_s = now, 0.0, 0.0
-        return results
+        return found
 
     def _now(self) -> float:
         wait_for(self.model.device)

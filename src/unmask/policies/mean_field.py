@@ -1,4 +1,4 @@
-"""Mean-Field Parallel Decoding: the headline policy, around the rule of the same name.
+"""Mean-Field Parallel Decoding: the default policy, around the rule of the same name.
 
 The rule decides which positions are safe to commit together; see `unmask.rules.mean_field_commit`.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
-
-import torch
 
 from unmask import rules
 from unmask.policies.base import Base, register
@@ -23,7 +21,7 @@ from unmask.types import Decision, StepView
 class MeanField(Base):
     """Commit where the mean-field intensity reaches `threshold` (Mean-Field Parallel Decoding, Algorithm 1)."""
 
-    pure: ClassVar[bool] = True
+    pure: ClassVar[bool] = True  # neither state nor host reads: a CUDA graph can capture a decision
 
     threshold: float = 0.85
     iterations: int = 2
@@ -31,7 +29,7 @@ class MeanField(Base):
     uniform_weight: float = 1.0
     normalize: str = "max"
     fallback: str = "field"
-    vocabulary: int | None = None  # compare the likeliest tokens only, the rest merged into one
+    vocabulary: int | None = None  # compare this many of the likeliest tokens, the rest merged into one
 
     def __post_init__(self) -> None:
         check_number(self, "threshold", within="(0, 1]")
@@ -43,11 +41,11 @@ class MeanField(Base):
         check_whole(self, "vocabulary", least=1, optional=True)
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
-        # A position that is to come last must not hold others back either, so it takes no part.
-        active = eligible(view)
+        # A position whose proposed token is ruled out (logit -inf) comes last. It must not repel others: the rule does
+        # not see it.
         result = rules.mean_field_commit(
-            view.logits,  # the rule itself widens half precision, where it has to
-            active,
+            view.logits,
+            eligible(view),
             threshold=self.threshold,
             iterations=self.iterations,
             interaction=self.interaction,
@@ -58,6 +56,7 @@ class MeanField(Base):
             open_at_most=view.open_at_most,
             validate=False,
         )
-        score = result.score.where(active, -torch.inf)
-        decision = Decision(commit=result.commit, score=score, intensity=result.intensity, overlap=result.overlap)
+        decision = Decision(
+            commit=result.commit, score=result.score, intensity=result.intensity, overlap=result.overlap
+        )
         return decision, None

@@ -1,11 +1,15 @@
 """Mean-Field Parallel Decoding, Algorithm 1: which open positions are safe to commit together.
 
+A position is predicted without knowing what the others will hold. Two positions with similar predictions want the same
+tokens, so each may be right only as long as the other is not committed: they repel each other. A position is committed
+if its own margin outweighs the repulsion of all positions that are likely to be committed with it.
+
     margin     c_i  = log p_i(best) - log p_i(second best)
-    overlap    D~ij = 1 - JSD(p_i, p_j) / ln 2,   D = D~ / max D~,   D_ii = 0
-    field      h    = c,  then R times  h = c - D sigmoid(h)
+    overlap    D~ij = 1 - JSD(p_i, p_j) / ln 2,   D~ii = 0,   then  D = D~ / max D~
+    field      h    = c,  then R times  h_i = c_i - sum over j of D_ij sigmoid(h_j)
     intensity  q    = sigmoid(h);  commit where q >= threshold, and if that is nowhere, where h is largest
 
-`mean_field_commit` in commit.py checks the arguments, leaves closed positions out and calls this.
+`mean_field_commit` in rules/commit.py checks the arguments, leaves closed positions out and calls this.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ from unmask.device import widest_float
 from unmask.rules.marginals import top2_margin, top2_probabilities
 from unmask.rules.overlap import pairwise_overlap
 
-# A smaller overlap counts as none: dividing by it would set positions against each other that share nothing.
+# A smaller overlap counts as none: dividing by it would turn rounding noise into full repulsion.
 _NO_OVERLAP = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanFieldCommit:
-    """What the rule decided, and from what. Closed positions have score -inf and 0 (or False) everywhere else."""
+    """The commits and the quantities behind them. Of closed positions the score is -inf, all else 0 or False."""
 
     commit: Bool[Tensor, "b k"]  # at least one position of every row that has an open one
-    score: Float[Tensor, "b k"]  # the final field: the order of the intensities, without their saturation
+    score: Float[Tensor, "b k"]  # the final field: in the order of the intensities, but never rounded to 1
     intensity: Float[Tensor, "b k"]
     margin: Float[Tensor, "b k"]  # +inf where only one token can occur
     overlap: Float[Tensor, "b k k"]  # D, as it was used
@@ -76,7 +80,7 @@ def mean_field_history(
     fields = [margin]
     for _ in range(iterations):
         # Sorted, because identical positions see the same terms in another order and must tie exactly. In float64 and
-        # rounded once, because the zeros of closed positions must not change the result.
+        # rounded once, because the zeros of closed positions change how a sum is grouped, and so its rounding.
         terms = weights * sigmoid(fields[-1]).unsqueeze(-2)
         pressure = terms.sort(dim=-1, descending=True).values.sum(-1)
         fields.append(margin - pressure.to(margin.dtype))
@@ -102,7 +106,7 @@ def normalised(overlap: Float[Tensor, "b m m"]) -> Float[Tensor, "b m m"]:
 def at_least_one(
     commit: Bool[Tensor, "b m"], preference: Float[Tensor, "b m"], is_open: Bool[Tensor, "b m"]
 ) -> Bool[Tensor, "b m"]:
-    """The commits, and in an open row without any the preferred open position."""
+    """The commits; a row with open positions but no commit gets its preferred one."""
     if is_open.shape[1] == 0:
         return commit
     best = preference.masked_fill(~is_open, -torch.inf).argmax(-1, keepdim=True)

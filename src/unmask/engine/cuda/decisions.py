@@ -80,7 +80,7 @@ def decision_of(
 
     The fourth to the eighth tensor stay as they are from pass to pass. `own`: the function may write to its logits.
     """
-    flags = {"drifted": done.drifted, "first_only": done.first_only(), "pinned": done.pinned()}
+    flags = {"drifted": done.drifted, "first_only": done.first_only(), "pin_first": done.pin_first()}
     given = {name: flag for name, flag in flags.items() if flag is not None}
 
     def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ def decision_of(
             at=at,
             drifted=here.get("drifted"),
             first_only=here.get("first_only"),
-            pinned=here.get("pinned"),
+            pin_first=here.get("pin_first"),
             mask_id=spec.mask_id,
             mask_allowed=not group.settings.suppress_mask_token,
         )

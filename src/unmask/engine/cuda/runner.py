@@ -20,10 +20,10 @@ from unmask.device import on_device
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import FLAGS, GOES_ON, PassResult
 from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions
-from unmask.engine.detail import Numbers
+from unmask.engine.detail import TraceNumbers
 from unmask.engine.forward import Pass
 from unmask.engine.rows import Group, Row
-from unmask.engine.runner import Decided, PlainRunner, numbers_of, results_of
+from unmask.engine.runner import GroupResult, PlainRunner, joined_tables, row_results
 from unmask.engine.window import Window
 from unmask.models.base import MaskedLM, PassInputs, Prediction
 from unmask.models.kernels import passes
@@ -60,27 +60,27 @@ class CudaRunner(PlainRunner):
         self._pass = begun[1] if begun is not None and begun[0] is call else super().forward(call)
         return self._pass
 
-    def decided(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], Numbers | None]:
+    def decide_and_commit(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], TraceNumbers | None]:
         if not can_capture(group, done):
-            return super().decided(group, done)
+            return super().decide_and_commit(group, done)
         decisions = Decisions.of(self.pool, self.model.spec, group)
-        group.tokens, results = decisions(self.model.spec, group, done)
-        return results, None
+        group.tokens, table = decisions(self.model.spec, group, done)
+        return table, None
 
-    def read(self, batch: Batch, decided: list[Decided]) -> list[list[PassResult]]:
-        read = self.reading(numbers_of(decided))
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
+        read = self.reading(joined_tables(results))
         if len(batch.calls) > 1 or not batch.stays:
-            return results_of(decided, read())
+            return row_results(results, read())
         call, ready = batch.calls[0], None
-        if (prediction := self._predict_anywhere(call, decided)) is None:
+        if (prediction := self._predict_anywhere(call, results)) is None:
             ready = self._prepared(call, self._pass.window if self._pass else None)
             prediction = ready() if ready is not None and _cannot_complete(call) else None
-        results = results_of(decided, read())
-        if prediction is None and ready is not None and all(row.goes_on for found in results for row in found):
+        found = row_results(results, read())
+        if prediction is None and ready is not None and all(row.goes_on for rows in found for row in rows):
             prediction = ready()
         if prediction is not None:
             self._launched = _Launched(rows=call.rows, prediction=prediction)
-        return results
+        return found
 
     def begin(self, batch: Batch) -> None:
         launched, self._launched = self._launched, None
@@ -122,7 +122,7 @@ class CudaRunner(PlainRunner):
             return None
         return self.prepare(call, plan, None if plan.spans == list(window.blocks) else window.at)
 
-    def _predict_anywhere(self, call: Call, decided: list[Decided]) -> Prediction | None:
+    def _predict_anywhere(self, call: Call, results: list[GroupResult]) -> Prediction | None:
         """The next pass, begun, where each row either stays in its block or goes on to the next, alike for all rows.
 
         Without a cache both compute the whole canvas, and which block is predicted follows from a flag on the device.
@@ -135,10 +135,10 @@ class CudaRunner(PlainRunner):
         shifts = {after - before for before, after in zip(starts[::2], starts[1::2], strict=False)}
         if len(blocks) < 2 * len(rows) or len(widths) > 1 or len(shifts) > 1:
             return None
-        results = [one.results for one in decided if one.results is not None]
-        if len(results) < len(decided):
+        tables = [result.table for result in results if result.table is not None]
+        if len(tables) < len(results):
             return None
-        goes_on = torch.cat([found[:, GOES_ON - FLAGS] for found in results]) > 0
+        goes_on = torch.cat([table[:, GOES_ON - FLAGS] for table in tables]) > 0
         at = torch.where(goes_on[:, None], window.at, window.at + shifts.pop())
         ready = self._prepared(call, replace(window, at=at, blocks=()))
         return None if ready is None else ready()
