@@ -1,20 +1,37 @@
-"""What an answer depends on beside its cell: digests of the code that decodes and scores, and of the questions."""
+"""What the answers of a cell depend on beside the cell itself, as its cell.json notes it; and what of it has changed.
+
+A digest stands for the weights, the code that decodes and scores, and the questions. Items that differ in one of them
+never meet in a cell. Times depend on the device, the threads and the versions as well.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from unmask import __version__
 from unmask.policies import Policy
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = ("rules", "policies", "engine", "models", "cache", "tasks", "evals")
+DIGESTS = ("weights", "code", "questions")
+CIRCUMSTANCES = (*DIGESTS, "device_name", "threads", "versions")
+
+
+def changed(about: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str] = DIGESTS) -> list[str]:
+    """Which of these names a cell notes otherwise than `now` does, as far as `now` has them."""
+    return [name for name in names if name in now and about.get(name) != now[name]]
 
 
 def code_digest(policy: Policy, package: Path = PACKAGE) -> str:
@@ -50,3 +67,13 @@ def _source_of(cls: type) -> list[Path]:
     if file is None or root == "unmask" or root in sys.stdlib_module_names:
         return []
     return [*Path(file).parent.rglob("*.py")] if getattr(module, "__package__", "") else [Path(file)]
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on, as far as it is installed."""
+    found = {"python": platform.python_version(), "unmask": __version__, "torch": torch.__version__}
+    for name in ("lm_eval", "math-verify"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

@@ -52,14 +52,11 @@ class UnmaskLM(LM):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Texts, cut as the public wrapper of the model's family cuts them."""
-        return self._answers(requests, [(request.task_name, request.doc_id, request.idx) for request in requests])
+        return self._answers(requests)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Estimates of ln p(continuation | context), and whether greedy decoding gives the continuation.
-
-        The second is found out only where an item has one continuation: a choice among several does not ask for it.
-        """
-        return self._answers(requests, [(request.task_name, request.doc_id) for request in requests])
+        """Estimates of ln p(continuation | context), and whether greedy decoding gives the continuation."""
+        return self._answers(requests)
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         raise NotImplementedError(
@@ -67,20 +64,9 @@ class UnmaskLM(LM):
             "or that compare continuations"
         )
 
-    def _answers(self, requests: list[Instance], items: list[tuple[Any, ...]]) -> list[Any]:
-        """The response to each request; requests of one item are decoded together, equal ones once."""
-        asked: dict[tuple[Any, ...], dict[int, Instance]] = {}
-        for item, request in zip(items, requests, strict=True):
-            asked.setdefault(item, {})[request.idx] = request
-        template, chosen = self._template, self._plan
-        questions = [
-            question_of(list(found.values()), self.llm, id=number, template=template, new_tokens=chosen.max_tokens)
-            for number, found in enumerate(asked.values())
-        ]
+    def _answers(self, requests: list[Instance]) -> list[Any]:
+        chosen, options = self._plan, {"template": self._template, "new_tokens": self._plan.max_tokens}
+        questions = [question_of([each], self.llm, id=number, **options) for number, each in enumerate(requests)]
         cut = batches(questions, policy=chosen.policy, settings=chosen.settings, batch_size=self.batch_size)
-        rows = {row.id: row for batch in cut for row in answer(self.llm, batch)}
-        responses = {
-            item: dict(zip(found, responses_of(rows[number], list(found.values())), strict=True))
-            for number, (item, found) in enumerate(asked.items())
-        }
-        return [responses[item][request.idx] for item, request in zip(items, requests, strict=True)]
+        responses = {row.id: responses_of(row, 1)[0] for batch in cut for row in answer(self.llm, batch)}
+        return [responses[number] for number in range(len(requests))]

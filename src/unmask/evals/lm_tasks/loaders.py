@@ -1,4 +1,4 @@
-"""The records of each benchmark, from JSON lines in a folder or from the hub; and the fixed shots of MATH.
+"""The benchmarks of the paper: how they are run, and their records, from JSON lines in a folder or from the hub.
 
 lm-eval calls `splits` with what a task's file and the task manager say: `data_dir` is the folder, or missing for the
 hub.
@@ -6,10 +6,8 @@ hub.
 
 from __future__ import annotations
 
-import ast
 import gzip
 import hashlib
-import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +69,7 @@ BENCHMARKS = {
 
 
 def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
-    """The records of a benchmark, in the same order from every known."""
+    """The records of a benchmark, in the same order from every source."""
     known = BENCHMARKS[task]
     if data_dir is None:
         rows = [row for config in known.configs for row in _hub(known.hub, config, split)]
@@ -86,35 +84,13 @@ def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
 
 
 def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
-    """As lm-eval wants them: split -> Dataset."""
+    """As lm-eval wants them: split -> Dataset, with nothing but the fields that show in a result."""
     from datasets import Dataset
 
-    names = filter(None, ("test", BENCHMARKS[task].shot_split))
-    return {split: Dataset.from_list(records(task, data_dir, split)) for split in names}
-
-
-def used_records(task: str, data_dir: str | None) -> list[Row]:
-    """The questions of a benchmark, then its shots, with nothing but the fields that show in a result."""
-    known, rows = BENCHMARKS[task], records(task, data_dir)
-    rows = rows + (records(task, data_dir, known.shot_split) if known.shot_split else [])
-    rows = rows + (minerva_shots() if task in ("math", "math500") else [])
-    return [{field: row.get(field) for field in (*known.fields, *known.optional)} for row in rows]
-
-
-def minerva_shots() -> list[Row]:
-    """The four worked examples of the Minerva protocol, out of lm-eval's own file.
-
-    Read, never imported: the module insists on a version of antlr that math-verify does not work with.
-    """
-    package = importlib.util.find_spec("lm_eval")
-    assert package is not None
-    assert package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0]) / "tasks" / "minerva_math" / "utils.py"
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == "list_fewshot_samples":
-            returned = next(step.value for step in node.body if isinstance(step, ast.Return))
-            return ast.literal_eval(returned) if returned else []
-    raise UnmaskError(f"{path}: the shots of the Minerva protocol are not where lm-eval 0.4.13 has them")
+    known = BENCHMARKS[task]
+    fields, names = (*known.fields, *known.optional), filter(None, ("test", known.shot_split))
+    rows = {split: records(task, data_dir, split) for split in names}
+    return {split: Dataset.from_list([{key: row.get(key) for key in fields} for row in rows[split]]) for split in rows}
 
 
 def _local(data_dir: str, name: str, fields: tuple[str, ...]) -> list[Row]:
