@@ -1,8 +1,12 @@
-"""Scoring of GSM8K and MATH on small records and on every gold answer."""
+"""Scoring of GSM8K and MATH on small records, against lm-eval's own clean-up, and on every gold answer."""
 
+import ast
 import gzip
 import json
 import os
+import random
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,39 +74,72 @@ def test_an_answer_field_comes_before_the_solution():
     assert answers.gold_answer(PROBLEM | {"answer": "7"}) == "7"
 
 
+def test_a_record_without_an_answer_is_named():
+    with pytest.raises(UnmaskError, match="half of one"):
+        answers.gold_answer(PROBLEM | {"solution": "It is obvious."})
+
+
 @pytest.mark.parametrize(
-    ("solution", "gold"),
+    ("text", "boxed"),
     [
         ("$\\boxed{1}$ or rather $\\boxed{\\frac{2}{3}}$.", "\\frac{2}{3}"),
         ("$\\boxed 5$ apples", "5"),
         ("$\\fbox{3}$", "3"),
+        ("\\boxed{1", None),
+        ("\\boxed", None),
+        ("nothing", None),
     ],
 )
-def test_the_last_box_counts(solution, gold):
-    assert answers.gold_answer(PROBLEM | {"solution": solution}) == gold
-
-
-@pytest.mark.parametrize("solution", ["It is obvious.", "\\boxed{1", "\\boxed"])
-def test_a_record_without_an_answer_is_named(solution):
-    with pytest.raises(UnmaskError, match="half of one"):
-        answers.gold_answer(PROBLEM | {"solution": solution})
+def test_the_last_box_counts(text, boxed):
+    assert answers.last_boxed(text) == boxed
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold"),
+    ("answer", "normal"),
     [
         ("x = 5", "5"),
+        ("$10\\%$", "10\\%"),
         ("12 \\text{ cm}", "12"),
+        ("2\\pi cm", "2\\pi"),
         ("\\left(1, 2\\right)", "\\left(1,2\\right)"),
         ("1,234,567", "1234567"),
+        ("0,1", "0,1"),
+        ("\\frac12", "\\frac{1}{2}"),
         ("\\sqrt3", "\\sqrt{3}"),
+        ("\\sqrt[3]2", "\\sqrt[3]{2}"),
+        ("45^\\circ", "45"),
         ("\\text{Monday}", "Monday"),
     ],
 )
-def test_units_spaces_and_shorthand_go(answer, gold):
-    doc = PROBLEM | {"answer": gold}
-    assert answers.minerva_math(doc, [closing(answer)])["exact_match"] == 1
-    assert answers.minerva_math(doc, [closing(f"{answer}7")])["exact_match"] == 0
+def test_units_spaces_and_shorthand_go(answer, normal):
+    assert answers.normal_form(answer) == normal
+
+
+def lm_eval_clean_up() -> dict[str, Any]:
+    """lm-eval's own functions, read from its file: importing it wants another antlr."""
+    file = Path(find_spec("lm_eval").submodule_search_locations[0]) / "tasks/minerva_math/utils.py"
+    wanted = {"normalize_final_answer", "get_unnormalized_answer", "SUBSTITUTIONS", "REMOVED_EXPRESSIONS"}
+    body = [
+        node
+        for node in ast.parse(file.read_text()).body
+        if wanted & {getattr(node, "name", ""), *(t.id for t in getattr(node, "targets", []))}
+    ]
+    names: dict[str, Any] = {"re": re}
+    exec(compile(ast.Module(body=body, type_ignores=[]), str(file), "exec"), names)
+    return names
+
+
+def test_the_clean_up_is_that_of_lm_eval():
+    theirs = lm_eval_clean_up()
+    pieces = "\\frac|1|2|{|}|$| |cm|ft|\\left(|\\right)|,|000|units|\\ldots|\\dots|a |an |\\text{and}|\\text{m}|^2|\\;"
+    pieces += "|^\\circ|\\sqrt|[3]|x|=|square|uni|sue|points|\\mbox{|\n|\\overline{|\\boxed{|\\ |\\$|.$|sq|uare|\\pi"
+    rng = random.Random(0)
+    for _ in range(5000):
+        answer = "".join(rng.choices(pieces.split("|"), k=rng.randint(1, 9)))
+        assert answers.normal_form(answer) == theirs["normalize_final_answer"](answer)
+        text = closing(answer)[: -rng.choice((1, 22, 30))]
+        found = theirs["get_unnormalized_answer"](text)
+        assert answers.final_answer(text) == (None if found == "[invalidanswer]" else found)
 
 
 @pytest.mark.parametrize(

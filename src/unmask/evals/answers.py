@@ -6,7 +6,8 @@ finds (math_verify). Formulas are compared in another process, because sympy may
 
 Two things differ from what made the published MATH numbers (`minerva_math` 2.0). An answer that is the gold answer to
 the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not read. Formulas are
-read by latex2sympy2-extended, since sympy's own reader wants an antlr that math-verify cannot use.
+read by latex2sympy2-extended, since sympy's own reader wants an older antlr than the one that is installed. lm-eval's
+module insists on the older one as well, so its clean-up is written here once more; a test compares the two.
 """
 
 from __future__ import annotations
@@ -17,14 +18,39 @@ from typing import Any
 
 from unmask.errors import UnmaskError
 from unmask.evals import math_workers
-from unmask.evals.lm_tasks import minerva
 
 Doc = Mapping[str, Any]
 
 _STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _BEFORE_NUMBER = re.compile(r".*#### ", re.DOTALL)
-_NO_ANSWER = "[invalidanswer]"  # what lm-eval finds in a text without the closing sentence
+
+_CLOSING = re.compile(r"Final Answer: The final answer is(.*?). I hope it is correct.")
+_CLOSING_END = "I hope it is correct."
+
+# Minerva's lists (Lewkowycz et al. 2022, appendix D).
+_REPLACED = {
+    "an ": "",
+    "a ": "",
+    ".$": "$",
+    "\\$": "",
+    "\\ ": "",
+    " ": "",
+    "mbox": "text",
+    ",\\text{and}": ",",
+    "\\text{and}": ",",
+    "\\text{m}": "\\text{}",
+}
+# fmt: off
+_REMOVED = (
+    "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "\\ldots", "sue",
+    "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges",
+    "students", "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2",
+    "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"',
+    "\\dots",
+)
+# fmt: on
+_UNITS = [words for words in _REMOVED if words.isalpha()]
 
 
 def gsm8k(doc: Doc, results: list[str]) -> dict[str, int]:
@@ -44,24 +70,61 @@ def _plain_number(text: str) -> str:
 
 def minerva_math(doc: Doc, results: list[str]) -> dict[str, int]:
     """Under both metrics: 1 if the text reaches the gold answer of the record."""
-    normal_form, found = minerva.definition("normalize_final_answer"), _final_answer(results[0])
-    gold, answer = normal_form(gold_answer(doc)), normal_form(found)
+    gold, found = normal_form(gold_answer(doc)), final_answer(results[0])
+    answer = found and normal_form(found)
     exact = bool(answer) and (answer == gold or math_workers.ask("equivalent", answer, gold))
     verified = math_workers.ask("verified", doc["solution"], results[0])
     return {"exact_match": int(exact), "math_verify": int(verified)}
-
-
-def _final_answer(text: str) -> str:
-    """What the closing sentence names; nothing where there is none. Its last words may be cut off."""
-    found = minerva.definition("get_unnormalized_answer")(text)
-    return "" if found == _NO_ANSWER else found
 
 
 def gold_answer(doc: Doc) -> str:
     """The record's `answer` where it has one (MATH-500), else what its solution puts into the last box."""
     if doc.get("answer"):
         return doc["answer"]
-    box = minerva.definition("last_boxed_only_string")(doc["solution"])
-    if box is None:
+    boxed = last_boxed(doc["solution"])
+    if boxed is None:
         raise UnmaskError(f"a MATH record has neither an answer nor a \\boxed one in its solution: {doc['problem']!r}")
-    return box.partition(" ")[2] if box.startswith("\\boxed ") else box.partition("{")[2][:-1]
+    return boxed
+
+
+def final_answer(text: str) -> str | None:
+    """What the closing sentence of the Minerva prompt names; the sentence may be cut off before its last part."""
+    closing = _CLOSING.search(text + _CLOSING_END)
+    return closing[1].strip() if closing else None
+
+
+def last_boxed(text: str) -> str | None:
+    """What the last `\\boxed{...}` or `\\fbox{...}` holds; `\\boxed 5$` reaches to the dollar sign."""
+    if "\\boxed " in text:
+        return text.rsplit("\\boxed ", 1)[1].split("$")[0]
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox") if "\\boxed" not in text else -1)
+    opening = text.find("{", start)
+    if start < 0 or opening < 0:
+        return None
+    depth = 0
+    for place in range(opening, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[opening + 1 : place]
+    return None
+
+
+def normal_form(answer: str) -> str:
+    """An answer without units, spaces, text and shorthand TeX, so that equal ones are mostly spelt alike."""
+    answer = answer.rsplit("=", 1)[-1]
+    answer = re.sub(rf"(?<!\\)\b(?:{'|'.join(_UNITS)})\b", "", answer)
+    for written, meant in _REPLACED.items():
+        answer = answer.replace(written, meant)
+    for dropped in _REMOVED:
+        # A unit is not inside the name of a TeX command: \left has an "ft".
+        pattern = rf"(\\[a-zA-Z]+)|{dropped}" if dropped.isalpha() else f"(){re.escape(dropped)}"
+        answer = re.sub(pattern, r"\1", answer)
+    answer = re.sub(r".*?\$(.*?)\$.*", r"$\1$", answer)
+    for wrapper in ("text", "textbf", "overline"):
+        answer = re.sub(rf"\\{wrapper}\{{(.*?)\}}", r"\1", answer)
+    answer = re.sub(r"\\boxed\{(.*)\}", r"\1", answer)
+    answer = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", answer)
+    answer = re.sub(r"sqrt(\[[^\]]*\])(\w)", r"sqrt\1{\2}", answer)
+    answer = re.sub(r"sqrt([^{\[])", r"sqrt{\1}", answer)
+    answer = answer.replace("$", "")
+    return answer.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+", answer) else answer
