@@ -88,9 +88,9 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
 
         def on_progress(now: EvalProgress) -> None:
             if now.cell.key not in labels:
-                labels.update(_labels_of(now.cells))
+                labels.update(_labels_of(now.beside))
             reused = f" ({now.reused} reused)" if now.reused else ""
-            what = f"cell {now.number} of {len(now.cells)}{reused}: {now.cell.task}, {labels[now.cell.key]}"
+            what = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {labels[now.cell.key]}"
             bar.update(task, completed=now.share, description=f"{what}, {now.done} of {now.items} items")
             if now.done == now.items:
                 say(f"{what}, {now.items} items, {100 * now.share:.0f} % done")

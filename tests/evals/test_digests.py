@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,10 +223,27 @@ def test_other_questions_are_neither_reused_nor_resumed(data_dir: Path, tmp_path
     assert (finished.new_cells, finished.changed) == (0, ["questions"])
 
 
-def test_a_raised_limit_is_measured_anew(tmp_path: Path) -> None:
-    """In other batches items might come out differently."""
-    assert measure(tmp_path / "run").new_items == 4
-    assert measure(tmp_path / "run", limit=3).new_items == 6
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["gsm8k", "countdown"])
+def test_a_raised_limit_goes_on_from_items_that_were_decoded_one_by_one(
+    task: str, data_dir: Path, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"tasks": [task], "policies": VALUES["policies"][1:], "batch_size": 1}
+    asked |= {"shots": 1, "data_dir": str(data_dir)} if task == "gsm8k" else {}
+    measure(tmp_path / "run", **asked)
+    assert measure(tmp_path / "run", **asked | {"limit": 4}).new_items == 2
+    (grown,) = [cell for cell in cells_of(tmp_path / "run") if cell.cell.items == 4]
+    measure(tmp_path / "apart" / "whole", **asked | {"limit": 4})
+    (whole,) = cells_of(tmp_path / "apart" / "whole")
+    assert grown.complete
+    assert grown.scores == whole.scores
+    for number, row in whole.generations.items():
+        assert replace(grown.generations[number], seconds={}) == replace(row, seconds={})
+
+
+def test_items_that_were_decoded_together_are_decoded_again_for_a_raised_limit(tmp_path: Path) -> None:
+    assert measure(tmp_path / "run", batch_size=2).new_items == 4
+    assert measure(tmp_path / "run", batch_size=2, limit=3).new_items == 6
 
 
 def test_an_edited_task_file_is_another_task(tmp_path: Path) -> None:

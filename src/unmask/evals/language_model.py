@@ -65,8 +65,11 @@ class UnmaskLM(LM):
         )
 
     def _answers(self, requests: list[Instance]) -> list[Any]:
-        chosen, options = self._plan, {"template": self._template, "new_tokens": self._plan.max_tokens}
-        questions = [question_of([each], self.llm, id=number, **options) for number, each in enumerate(requests)]
+        chosen = self._plan
+        questions = [
+            question_of([request], self.llm, id=number, template=self._template, new_tokens=chosen.max_tokens)
+            for number, request in enumerate(requests)
+        ]
         cut = batches(questions, policy=chosen.policy, settings=chosen.settings, batch_size=self.batch_size)
         responses = {row.id: responses_of(row, 1)[0] for batch in cut for row in answer(self.llm, batch)}
         return [responses[number] for number in range(len(requests))]

@@ -24,7 +24,7 @@ from unmask.evals.expand import expand
 from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
 from unmask.evals.loop import measure
 from unmask.evals.recipe import Checkpoint, Recipe
-from unmask.evals.run_folder import locked, note_cells, open_run, other_results, reuse, save_run
+from unmask.evals.run_folder import begin_with_fewer_items, locked, note_cells, open_run, other_results, reuse, save_run
 from unmask.evals.store import DONE, CellFolder
 from unmask.models.checkpoint.fingerprint import fingerprint
 
@@ -35,16 +35,14 @@ RUN_CODE = {"humaneval", "mbpp", "list_functions"}  # tasks whose answers are pr
 class Progress:
     """Where a run stands."""
 
-    cells: tuple[Cell, ...]  # of the model at work
-    number: int  # of the cell at work, from 1
-    done: int  # items of that cell
+    cell: Cell
+    number: int  # of the cell, from 1
+    cells: int
+    done: int  # items of the cell
     items: int
     share: float  # of the whole run, by expected forward passes
+    beside: tuple[Cell, ...]  # all cells of the model
     reused: int  # cells of other runs so far
-
-    @property
-    def cell(self) -> Cell:
-        return self.cells[self.number - 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ def run(
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
         done = [folder for found in cells.values() for folder in found]
-        stale = {name: folder.cell.model for folder in done for name in job.changed(folder)}
+        stale = [(folder.cell.model, name) for folder in done for name in job.changed(folder)]
         if stale and left:
             raise other_results(out, stale)
         for task in recipe.tasks if left else ():
@@ -92,8 +90,13 @@ def run(
             finally:
                 executor.close()  # the next model needs the memory of this one
         save_run(out, job.about)
-    counts = {"new_cells": job.new_cells, "new_items": job.new_items, "reused": dict(job.reused)}
-    return Finished(cells=[folder for found in cells.values() for folder in found], changed=sorted(stale), **counts)
+    return Finished(
+        cells=[folder for found in cells.values() for folder in found],
+        new_cells=job.new_cells,
+        new_items=job.new_items,
+        reused=dict(job.reused),
+        changed=sorted({name for _, name in stale}),
+    )
 
 
 class _Job:
@@ -139,17 +142,27 @@ class _Job:
         self.about["models"][model.name] = asdict(info)
         note_cells(self.about, [cell.key for cell in cells])
         save_run(self.out, self.about)
-        first, work = self.recipe.models.index(model), [_passes(cell) for cell in cells]
-
-        def tell(number: int, done: int, items: int) -> None:
-            share = (sum(work[: number - 1]) + work[number - 1] * done / max(1, items)) / sum(work)
-            counts = {"number": number, "done": done, "items": items, "reused": self.reused.total()}
-            self.on_progress(Progress(cells=tuple(cells), share=(first + share) / len(self.recipe.models), **counts))
-
         return [
-            folder if folder.complete else self._measure_cell(executor, folder, partial(tell, number))
-            for number, folder in enumerate(folders, 1)
+            folder if folder.complete else self._measure_cell(executor, folder, partial(self._tell, model, cells, at))
+            for at, folder in enumerate(folders)
         ]
+
+    def _tell(self, model: Checkpoint, cells: list[Cell], at: int, done: int, items: int) -> None:
+        """Every model counts the same: the cells of one that is not loaded yet are unknown."""
+        models, before = len(self.recipe.models), self.recipe.models.index(model)
+        work = [_passes(cell) for cell in cells]
+        share = (sum(work[:at]) + work[at] * done / max(1, items)) / sum(work)
+        progress = Progress(
+            cell=cells[at],
+            number=before * len(cells) + at + 1,
+            cells=models * len(cells),
+            done=done,
+            items=items,
+            share=(before + share) / models,
+            beside=tuple(cells),
+            reused=self.reused.total(),
+        )
+        self.on_progress(progress)
 
     def _open(self, cell: Cell, here: dict[str, Any]) -> CellFolder:
         if self.fresh:
@@ -157,16 +170,16 @@ class _Job:
         about = {**here, "code": code_digest(cell.decoding()[0]), **self.questions(cell.task)}
         folder = CellFolder.open(self.out, cell, about)
         if differ := changed(folder.about, about):
-            raise other_results(self.out, dict.fromkeys(differ, cell.model))
+            raise other_results(self.out, [(cell.model, name) for name in differ])
         return folder
 
-    def _measure_cell(
-        self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]
-    ) -> CellFolder:
+    def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> CellFolder:
         """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""
-        if not self.fresh and (name := reuse(folder, shared=self.recipe.shared)):
-            self.reused[name] += 1
-            return CellFolder(folder.folder)
+        if not self.fresh:
+            if name := reuse(folder, shared=self.recipe.shared):
+                self.reused[name] += 1
+                return CellFolder(folder.folder)
+            begin_with_fewer_items(folder, shared=self.recipe.shared)
         if self.recipe.shared:
             folder.note(shared=True)
         before = len(folder.generations)

@@ -1,15 +1,15 @@
 """The folder of a run: its lock, run.json, which says how the run was made, and cells taken from the runs beside it.
 
-    RUN/run.json   the recipe as it was resolved, versions, models, command, the keys of its cells
-    RUN/cells/     see store.py
-    RUN/.lock      held while a process works here
+RUN/run.json   the recipe as it was resolved, versions, models, command, the keys of its cells
+RUN/cells/     see store.py
+RUN/.lock      held while a process works here
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -101,32 +101,53 @@ def save_run(out: Path, about: dict[str, Any]) -> None:
         write_whole(out / RUN, about)
 
 
-def other_results(out: Path, stale: Mapping[str, str]) -> UnmaskError:
-    """What to say of a folder whose results depend on other things: name of the thing -> model."""
-    models, things = ", ".join(sorted(set(stale.values()))), " and ".join(sorted(stale))
+def other_results(out: Path, stale: Sequence[tuple[str, str]]) -> UnmaskError:
+    """What to say of a folder whose results depend on other things: pairs of a model and such a thing."""
+    models, things = (sorted(set(column)) for column in zip(*stale, strict=True))
     ways_out = "choose another --out, or discard them with --fresh"
-    return UnmaskError(f"{out} holds results of {models} with other {things}; {ways_out}")
+    return UnmaskError(f"{out} holds results of {', '.join(models)} with other {' and '.join(things)}; {ways_out}")
 
 
 def reuse(own: CellFolder, *, shared: bool) -> str | None:
-    """Replace the cell by that of a run beside this one that measured it in the same way; the name of that run.
+    """Replace the cell by that of a run beside this one that measured it in the same way; the name of that run."""
+    run = own.folder.resolve().parents[1]
+    for done in sorted(run.parent.glob(f"*/cells/{own.folder.name}/{DONE}")):
+        if found := _measured_alike(done.parent, own, shared=shared):
+            found.setdefault("taken_from", done.relative_to(run.parent).parts[0])
+            part = run / ".copying"
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(done.parent, part)
+            write_whole(part / CELL, found)
+            shutil.rmtree(own.folder)
+            part.rename(own.folder)  # a copy that is cut short never gets here
+            return found["taken_from"]
+    return None
+
+
+def begin_with_fewer_items(own: CellFolder, *, shared: bool) -> None:
+    """Copy the items of the same cell under a lower limit, if they were decoded one by one.
+
+    In other batches they might come out differently.
+    """
+    if own.cell.batch_size > 1 or own.generations:
+        return
+    for done in sorted(own.folder.parent.glob(f"*/{DONE}")):
+        found = _measured_alike(done.parent, own, shared=shared)
+        if found and found["cell"] == own.about["cell"] | {"items": found["cell"]["items"]}:
+            fewer = CellFolder(done.parent)
+            own.add(list(fewer.generations.values()))
+            own.add_scores(fewer.scores)
+            return
+
+
+def _measured_alike(folder: Path, own: CellFolder, *, shared: bool) -> dict[str, Any] | None:
+    """What is noted of a cell that was measured as `own` would be now; None if it was not, or is damaged.
 
     Times of a shared device are good enough only where the device is shared here as well.
     """
-    run = own.folder.resolve().parents[1]
-    for done in sorted(run.parent.glob(f"*/cells/{own.folder.name}/{DONE}")):
-        try:
-            found = read_whole(done.with_name(CELL), own.about["schema"])
-        except UnmaskError:
-            continue
-        if changed(found, own.about, CIRCUMSTANCES) or (found.get("shared") and not shared):
-            continue
-        found.setdefault("taken_from", done.relative_to(run.parent).parts[0])
-        part = run / ".copying"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(done.parent, part)
-        write_whole(part / CELL, found)
-        shutil.rmtree(own.folder)
-        part.rename(own.folder)  # a copy that is cut short never gets here
-        return found["taken_from"]
-    return None
+    try:
+        found = read_whole(folder / CELL, own.about["schema"])
+    except UnmaskError:
+        return None
+    differs = changed(found, own.about, CIRCUMSTANCES) or (found.get("shared") and not shared)
+    return None if differs else found
