@@ -51,13 +51,15 @@ def _cell(
 
 
 def _of_task(recipe: Recipe, task: str, model: ModelInfo) -> dict[str, Any]:
-    """What depends on the task, where the recipe does not say otherwise; benchmarks compare speed, in batches of 1."""
-    own = {"batch_size": recipe.batch_size} if recipe.batch_size else {}
+    """The fields that depend on the task: what the recipe gives, else the task's own."""
+    given: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
     if tiny_suite.knows(task):
-        return tiny_suite.describe_tiny(task, model) | own | ({"items": recipe.limit} if recipe.limit else {})
-    known = describe_benchmark(task, model, None if recipe.data_dir is None else Path(recipe.data_dir))
-    own |= {} if recipe.shots is None else {"shots": recipe.shots}
-    return known | {"batch_size": 1, "items": min(recipe.limit or known["items"], known["items"])} | own
+        known = tiny_suite.describe_tiny(task, model)
+    else:
+        known = describe_benchmark(task, model, None if recipe.data_dir is None else Path(recipe.data_dir))
+        given["items"] = min(recipe.limit or known["items"], known["items"])
+        given |= {"batch_size": recipe.batch_size or 1, "shots": recipe.shots}  # one by one, since speed is compared
+    return known | {key: value for key, value in given.items() if value is not None}
 
 
 def _follows_paper(

@@ -124,7 +124,7 @@ def parse(
             name=name,
             models=_several(given, "models", partial(_checkpoint, for_all=for_all, forced=forced)),
             policies=_several(given, "policies", _policy),
-            settings=tuple(_settings(item) for item in _listed(given.get("settings", {}))),
+            settings=tuple(_settings(item) for item in _listed(given.get("settings") or {})),
             tasks=_several(given, "tasks", _task),
             **{key: _plain(key, given[key]) for key in (*_LEAST, *_TRUTHS, *_TEXTS) if key in given},
         )

@@ -182,9 +182,10 @@ class _Job:
             begin_with_fewer_items(folder, shared=self.recipe.shared)
         if self.recipe.shared:
             folder.note(shared=True)
-        before = len(folder.generations)
-        kind = tiny_suite.TinyTask if tiny_suite.knows(folder.cell.task) else BenchmarkTask
-        measure(executor, kind(folder.cell, executor, self.data), folder, on_item=on_item)
+        cell, before = folder.cell, len(folder.generations)
+        tiny = tiny_suite.knows(cell.task)
+        task = tiny_suite.TinyTask(cell, executor) if tiny else BenchmarkTask(cell, executor, self.data)
+        measure(executor, task, folder, on_item=on_item)
         self.new_cells += 1
         self.new_items += len(folder.generations) - before
         return folder

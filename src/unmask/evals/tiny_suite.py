@@ -47,7 +47,7 @@ def items_of(cell: Cell) -> list[Item]:
 class TinyTask:
     """The items of a cell, asked as they are."""
 
-    def __init__(self, cell: Cell, model: TextModel, _: object = None) -> None:
+    def __init__(self, cell: Cell, model: TextModel) -> None:
         self._task, self._items = find(cell.task), items_of(cell)
         self.questions = [
             Question(id=number, text=item.prompt, prompts=(ids,), note={"kind": item.kind})
