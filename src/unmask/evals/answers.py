@@ -29,19 +29,11 @@ _CLOSING = re.compile(r"Final Answer: The final answer is(.*?). I hope it is cor
 _CLOSING_END = "I hope it is correct."
 
 # Minerva's lists (Lewkowycz et al. 2022, appendix D).
-_REPLACED = {
-    "an ": "",
-    "a ": "",
-    ".$": "$",
-    "\\$": "",
-    "\\ ": "",
-    " ": "",
-    "mbox": "text",
-    ",\\text{and}": ",",
-    "\\text{and}": ",",
-    "\\text{m}": "\\text{}",
-}
 # fmt: off
+_REPLACED = {
+    "an ": "", "a ": "", ".$": "$", "\\$": "", "\\ ": "", " ": "", "mbox": "text",
+    ",\\text{and}": ",", "\\text{and}": ",", "\\text{m}": "\\text{}",
+}
 _REMOVED = (
     "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "\\ldots", "sue",
     "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, combinations
 from typing import Any
 
 from unmask import sandbox
@@ -68,10 +69,8 @@ def cleaned(text: str, entry_point: str) -> str:
 
 def _longest_that_parses(lines: list[str]) -> list[ast.stmt]:
     """By the count of lines that are not blank; the first of equals."""
-    filled = [0]
-    for line in lines:
-        filled.append(filled[-1] + bool(line.strip()))
-    runs = [(start, end) for start in range(len(lines)) for end in range(start + 1, len(lines) + 1)]
+    filled = [0, *accumulate(bool(line.strip()) for line in lines)]
+    runs = combinations(range(len(lines) + 1), 2)
     for start, end in sorted(runs, key=lambda run: filled[run[0]] - filled[run[1]]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as those on invalid escapes, which are no business of ours
