@@ -46,7 +46,7 @@ _UNITS = [words for words in _REMOVED if words.isalpha()]
 
 
 def gsm8k(doc: Doc, results: list[str]) -> dict[str, int]:
-    """Under lm-eval's names of both filters: 1 if the number found is the one after `####` in the gold answer."""
+    """1 if the number found is the one after `####` in the gold answer, under lm-eval's names of both filters."""
     gold = _plain_number(doc["answer"])
     strict, every = _STRICT_NUMBER.search(results[0]), _ANY_NUMBER.findall(results[0])
     return {
@@ -61,7 +61,7 @@ def _plain_number(text: str) -> str:
 
 
 def minerva_math(doc: Doc, results: list[str]) -> dict[str, int]:
-    """Under both metrics: 1 if the text reaches the gold answer of the record."""
+    """1 if the text reaches the gold answer of the record, under both metrics."""
     gold, found = normal_form(gold_answer(doc)), final_answer(results[0])
     answer = found and normal_form(found)
     exact = bool(answer) and (answer == gold or math_workers.ask("equivalent", answer, gold))

@@ -1,4 +1,4 @@
-"""From a recipe and what a loaded model tells of itself to the model's cells, in which nothing is left open."""
+"""Makes the cells of one model out of a recipe and a loaded model's description. A cell leaves nothing open."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class BenchmarkTask:
         if known and (cell.shots or 0) > known.most_shots:
             raise UnmaskError(f"{cell.task} has at most {known.most_shots} shots, got {cell.shots}")
         # HumanEval answers of chat models are tidied up before they run, and so are Dream's.
-        self._told = {"cleaned": cell.template == "chat" or cell.family == "dream"} if known else {}
+        self._protocol = {"cleaned": cell.template == "chat" or cell.family == "dream"} if known else {}
         self._asked = _requests(cell, _load_tasks(cell.task, data_dir))
         self.questions = [
             question_of(asked, model, id=number, template=cell.template, new_tokens=cell.settings["max_tokens"])
@@ -81,7 +81,7 @@ class BenchmarkTask:
         ]
 
     def score(self, rows: Sequence[Generation]) -> dict[int, dict[str, float]]:
-        """By name; a task that reads answers in several ways has a score for each."""
+        """The scores of each item; a task that reads answers in several ways has a score for each way."""
         with quiet():
             return {row.id: self._score(row) for row in rows}
 
@@ -93,7 +93,7 @@ class BenchmarkTask:
         for reading in task._filters:
             reading.apply(asked)
             results = [request.filtered_resps[reading.name] for request in asked]
-            for metric, value in task.process_results({**asked[0].doc, **self._told}, results).items():
+            for metric, value in task.process_results({**asked[0].doc, **self._protocol}, results).items():
                 if isinstance(value, int | float):
                     found[_score_name(metric, reading.name)] = float(value)
         return found
@@ -138,7 +138,7 @@ def _pair(request: Instance, model: TextModel) -> tuple[FittedPrompt, list[int]]
 
 
 def responses_of(row: Generation, requests: int) -> list[Any]:
-    """What lm-eval hears of an item, for each of its requests: the text, or likelihood and greediness."""
+    """The response to each request of an item, as lm-eval wants it: the text, or likelihood and greediness."""
     if "loglikelihoods" not in row.note:
         return [row.text] * requests
     return list(zip(row.note["loglikelihoods"], row.note["greedy"], strict=True))
@@ -149,7 +149,7 @@ def _score_name(metric: str, reading: str) -> str:
 
 
 def _requests(cell: Cell, tasks: list[Task]) -> dict[int, tuple[Task, list[Instance]]]:
-    """Of each item its task and its requests; items are numbered through where a name stands for several tasks."""
+    """The task and the requests of each item. Numbers go on from task to task where a name stands for several tasks."""
     sizes = [len(task.eval_docs) for task in tasks]
     # A limit on several tasks is shared out evenly.
     limit = math.ceil(cell.items / len(tasks)) if 0 < cell.items < sum(sizes) else None
@@ -191,18 +191,18 @@ def _load_tasks(task: str, data_dir: Path | None = None) -> list[Task]:
 
 
 def _seed() -> None:
-    """As lm-eval does: a task's own code may draw from the generators of the process."""
+    """Seed the generators of the process as lm-eval does, because a task's own code may draw from them."""
     random.seed(SEED)
     np.random.seed(SHOT_SEED)
 
 
 def _manager_of(task: str, data_dir: Path | None) -> TaskManager:
-    """One that knows our tasks, that of a file, or all of lm-eval's."""
+    """A task manager that knows our tasks, one for a task in a file, or the one that knows all of lm-eval's."""
     from lm_eval.tasks import TaskManager
 
     if task in BENCHMARKS:
-        told: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
-        return TaskManager(include_path=str(OUR_TASKS), include_defaults=False, metadata=told)
+        metadata: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
+        return TaskManager(include_path=str(OUR_TASKS), include_defaults=False, metadata=metadata)
     if task.endswith((".yaml", ".yml")) and Path(task).is_file():
         return TaskManager(include_defaults=False)
     if task not in (every := every_task()).all_tasks:
@@ -212,14 +212,14 @@ def _manager_of(task: str, data_dir: Path | None) -> TaskManager:
 
 @cache
 def every_task() -> TaskManager:
-    """All tasks of lm-eval. Kept, since looking through them takes half a minute."""
+    """The manager of all of lm-eval's tasks. Cached, since looking through them takes half a minute."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
 
 
 def _check_kind(task: Task, *, ours: bool) -> None:
-    """Refuse what would fail later, or run in a way that is not safe."""
+    """Refuse a task that would fail later, or that runs code in a way that is not safe."""
     if getattr(task, "UNSAFE_CODE", False) and not ours:
         raise UnmaskError(f"{task.task_name} runs code that a model wrote, outside our sandbox; use humaneval or mbpp")
     if getattr(task, "MULTIMODAL", False):
@@ -229,7 +229,7 @@ def _check_kind(task: Task, *, ours: bool) -> None:
 
 
 def unknown_task(task: str, others: Iterable[str] = ()) -> UnmaskError:
-    """What to say of a name that is neither ours nor among the others, lm-eval's."""
+    """The error for a name that is neither a task of ours nor among `others`, the tasks of lm-eval."""
     ours = sorted([*tiny_suite.names(), *BENCHMARKS])
     near = get_close_matches(task, ours, n=1) or get_close_matches(task, others, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"

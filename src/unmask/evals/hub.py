@@ -14,7 +14,7 @@ PATIENCE_S = 5.0
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """No bars, messages and warnings: they are about other command lines. Errors come as exceptions."""
+    """Silence bars, messages and warnings, which are about other command lines. Errors come as exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -44,7 +44,7 @@ def asked_once() -> Generator[bool]:
 
 @cache
 def answers(endpoint: str) -> bool:
-    """Whether the hub gives any answer. Asked once a process: behind some firewalls, no answer takes the whole wait."""
+    """Whether the hub gives any answer. Cached, because behind some firewalls the question takes the whole wait."""
     from huggingface_hub import get_session
 
     try:

@@ -114,7 +114,7 @@ def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
 def parse(
     values: Mapping[str, Any], flags: Mapping[str, Any] | None = None, *, source: str = "recipe", name: str = "recipe"
 ) -> Recipe:
-    """As `read`, from plain data."""
+    """The recipe in plain data; flags count as in `read`."""
     with _at(source):
         _check_keys("recipe key", values, _KEYS)
         typed = _in_plural(flags or {})
@@ -134,7 +134,7 @@ def parse(
 
 
 def _in_plural(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, with the keys for one thing turned into those for many."""
+    """The values that are not None, under plural keys: `models` for `model`, and so on."""
     for one, many in PLURAL.items():
         if one in values and many in values:
             raise UnmaskError(f"{one} and {many} are both given; keep one of them")
@@ -164,7 +164,7 @@ def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
 
 
 def _several(given: Mapping[str, Any], key: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """What is made of the values of a key that must have some, none of them twice."""
+    """What `make` makes of each value of a key. There must be one at least, and no value twice."""
     made = [make(item) for item in _listed(given.get(key, []))]
     if not made:
         raise UnmaskError(f"{key} is missing")
@@ -214,7 +214,7 @@ def _settings(item: Any) -> dict[str, Any]:
 
 
 def _task(item: Any) -> str:
-    """A task's name. Any name may be one of lm-eval's, unless it is one of ours but for a slip."""
+    """The name of a task. Any name may be one of lm-eval's; one that almost equals a name of ours is refused."""
     if not isinstance(item, str) or not item:
         raise UnmaskError(f"tasks must hold names, got {item!r}")
     ours = [*tiny_suite.names(), *BENCHMARKS]

@@ -68,7 +68,7 @@ def run(
 ) -> Finished:
     """Measure what is missing of the recipe in that folder; `fresh`: all of it, whatever the folder holds of it.
 
-    `load` makes the executor of a model; `on_load` hears the name of each one before it is loaded.
+    `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded.
     """
     with locked(out), sandbox.allow_unsandboxed() if recipe.allow_unsandboxed else nullcontext():
         if RUN_CODE & set(recipe.tasks):
@@ -81,7 +81,7 @@ def run(
         if stale and left:
             raise other_results(out, stale)
         for task in recipe.tasks if left else ():
-            job.questions(task)  # what cannot be read is told before a model is loaded
+            job.questions(task)  # data that cannot be read is reported before a model is loaded
         for model in left:
             on_load(model.name)
             executor = load(model)
@@ -125,7 +125,7 @@ class _Job:
         return [CellFolder(self.out / "cells" / key) for key in keys]
 
     def changed(self, folder: CellFolder) -> list[str]:
-        """What a complete cell depends on and is no longer as it was, as far as that costs next to nothing."""
+        """What has changed since a complete cell was measured, as far as finding out costs next to nothing."""
         cell = folder.cell
         on_hub = self.data is None and cell.task in BENCHMARKS
         now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self.questions(cell.task))
@@ -192,12 +192,12 @@ class _Job:
 
 
 def _questions(task: str, *, data: Path | None) -> dict[str, str]:
-    """The digest of a task's questions, by its name. Those of a tiny task come from code."""
+    """The digest of a task's questions, for cell.json; none for a tiny task, whose questions come from code."""
     return {} if tiny_suite.knows(task) else {"questions": records_digest(questions_of(task, data))}
 
 
 def _passes(cell: Cell) -> float:
-    """That an item is likely to take: exact for a fixed number of tokens a pass, else a guess."""
+    """The passes that an item is likely to take: exact for a fixed number of tokens a pass, else a guess."""
     length, tokens = cell.settings["max_tokens"], cell.policy.get("tokens_per_pass", 8)
     passes = cell.policy.get("passes")
     return passes * length / cell.settings["block_size"] if passes else length / tokens

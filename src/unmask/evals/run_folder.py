@@ -57,7 +57,7 @@ def locked(out: Path) -> Generator[None]:
 
 
 def open_run(out: Path, recipe: Recipe, command: str) -> dict[str, Any]:
-    """What run.json is to say: what it says, if the folder holds this very recipe, else that the recipe has grown."""
+    """The content for run.json: what it has, if the folder holds this very recipe, else that of a new or grown one."""
     path, resolved = out / RUN, json.loads(json.dumps(asdict(recipe)))
     new = {
         "schema": SCHEMA,
@@ -91,25 +91,25 @@ def _covers(key: str, before: Any, now: Any) -> bool:
 
 
 def note_cells(about: dict[str, Any], keys: Iterable[str]) -> None:
-    """Which cells belong to the recipe as it is now; the folder may hold others from when it was smaller."""
+    """Add to the cells of the recipe as it is now; the folder may hold others from when the recipe was smaller."""
     about["cells"] = list(dict.fromkeys([*about["cells"], *keys]))
 
 
 def save_run(out: Path, about: dict[str, Any]) -> None:
-    """Write run.json where it says something else."""
+    """Write run.json if its content changes."""
     if not (out / RUN).exists() or read_whole(out / RUN, SCHEMA) != about:
         write_whole(out / RUN, about)
 
 
 def other_results(out: Path, stale: Sequence[tuple[str, str]]) -> UnmaskError:
-    """What to say of a folder whose results depend on other things: pairs of a model and such a thing."""
+    """The error for a folder with stale results; `stale`: pairs of a model and what changed, such as code."""
     models, things = (sorted(set(column)) for column in zip(*stale, strict=True))
     ways_out = "choose another --out, or discard them with --fresh"
     return UnmaskError(f"{out} holds results of {', '.join(models)} with other {' and '.join(things)}; {ways_out}")
 
 
 def reuse(own: CellFolder, *, shared: bool) -> str | None:
-    """Replace the cell by that of a run beside this one that measured it in the same way; the name of that run."""
+    """Copy the cell from a run beside this one that measured it in the same way; returns the name of that run."""
     run = own.folder.resolve().parents[1]
     for done in sorted(run.parent.glob(f"*/cells/{own.folder.name}/{DONE}")):
         if found := _measured_alike(done.parent, own, shared=shared):
@@ -141,7 +141,7 @@ def begin_with_fewer_items(own: CellFolder, *, shared: bool) -> None:
 
 
 def _measured_alike(folder: Path, own: CellFolder, *, shared: bool) -> dict[str, Any] | None:
-    """What is noted of a cell that was measured as `own` would be now; None if it was not, or is damaged.
+    """The notes of a cell, if it was measured as `own` would be now; None if it was not, or is damaged.
 
     Times of a shared device are good enough only where the device is shared here as well.
     """

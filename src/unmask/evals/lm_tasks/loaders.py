@@ -86,7 +86,7 @@ def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
 
 
 def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
-    """As lm-eval wants them: split -> Dataset, with nothing but the fields that show in a result."""
+    """The splits as lm-eval wants them, name -> Dataset, with nothing but the fields that show in a result."""
     from datasets import Dataset
 
     known = BENCHMARKS[task]
