@@ -178,7 +178,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _checkpoint(item: Any, *, for_all: Mapping[str, Any], forced: Mapping[str, Any]) -> Checkpoint:
-    given, known = item if isinstance(item, dict) else {"path": item}, [each.name for each in fields(Checkpoint)]
+    given = item if isinstance(item, dict) else {"path": item}
+    known = [each.name for each in fields(Checkpoint)]
     _check_keys("key of a model", given, known)
     given = {**for_all, **given, **forced}
     if not all(isinstance(value, str) and value for value in given.values()) or "path" not in given:

@@ -133,7 +133,8 @@ class _Job:
 
     def measure_model(self, model: Checkpoint, executor: Executor) -> list[CellFolder]:
         """The model's cells, all of them complete."""
-        cells, info = expand(self.recipe, model, executor.info), executor.info
+        info = executor.info
+        cells = expand(self.recipe, model, info)
         for cell in cells:
             executor.check(*cell.decoding())
         here = {"versions": versions(), "device_name": info.device_name, "threads": info.threads, "warm_up": WARM_UP}

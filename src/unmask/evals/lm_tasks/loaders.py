@@ -90,9 +90,12 @@ def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
     from datasets import Dataset
 
     known = BENCHMARKS[task]
-    fields, names = (*known.fields, *known.optional), filter(None, ("test", known.shot_split))
-    rows = {split: records(task, data_dir, split) for split in names}
-    return {split: Dataset.from_list([{key: row.get(key) for key in fields} for row in rows[split]]) for split in rows}
+
+    def dataset(split: str) -> Dataset:
+        rows = records(task, data_dir, split)
+        return Dataset.from_list([{key: row.get(key) for key in (*known.fields, *known.optional)} for row in rows])
+
+    return {split: dataset(split) for split in ("test", known.shot_split) if split}
 
 
 def minerva_shots() -> list[Row]:
