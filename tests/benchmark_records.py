@@ -16,7 +16,7 @@ import unmask
 from unmask import policies
 from unmask.engine.generator import Generator
 from unmask.evals import harness
-from unmask.evals.cell import Cell
+from unmask.evals.cell import Cell, ModelInfo
 from unmask.evals.executor import LocalExecutor
 from unmask.evals.loop import measure
 from unmask.evals.store import CellFolder
@@ -26,6 +26,7 @@ from unmask.settings import Settings
 TASKS = ["gsm8k", "humaneval", "math", "math500", "mbpp"]
 THEIRS = Path(inspect.getfile(lm_eval.tasks)).parent
 POLICY = policies.get("threshold")
+TOY = ModelInfo(family="llada", preset="toy", dtype="float32", device="cpu")
 SEPARATOR = "<|answer|>"  # what the toy's tokenizer puts behind every prompt
 
 
@@ -101,7 +102,7 @@ def mbpp_shots() -> list[dict[str, Any]]:
 def open_cell(
     run: Path, task: str, *, items: int = 5, batch_size: int = 2, max_tokens: int = 32, **changes
 ) -> CellFolder:
-    about = harness.describe_benchmark(task, "llada", "toy") if task in TASKS else {"headline": "acc", "shots": 0}
+    about = harness.describe_benchmark(task, TOY) if task in TASKS else {"headline": "acc", "shots": 0}
     cell = Cell(
         model="toy",
         policy=policies.describe(POLICY),

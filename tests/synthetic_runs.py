@@ -56,7 +56,7 @@ def write(
     if not isinstance(right, list):
         right = [bool(x) for x in hard + random.normal(0, 0.05, cell.items) < right]
     folder = CellFolder.open(run, cell, {"device_name": "a CPU", "versions": {"unmask": "0"}, **(about or {})})
-    folder.add(
+    rows = [
         Generation(
             id=i,
             prompt="p",
@@ -68,8 +68,11 @@ def write(
             seconds={"model": passes[i] * seconds_per_pass, "policy": passes[i] * 0.001, "rest": 0.002},
         )
         for i in range(count)
-    )
+    ]
+    folder.add(rows)
     folder.add_scores({i: {"correct": float(right[i])} | (extra_scores or {}) for i in range(count)})
+    if count == cell.items:
+        folder.finish()
     return folder
 
 

@@ -17,9 +17,9 @@ from benchmark_records import write_records
 
 from unmask import cli, policies
 from unmask.errors import UnmaskError
-from unmask.evals import digests, hub
-from unmask.evals.digests import code_digest
-from unmask.evals.harness import questions_digest
+from unmask.evals import digests
+from unmask.evals.digests import code_digest, records_digest
+from unmask.evals.harness import questions_of
 from unmask.evals.lm_tasks import loaders
 from unmask.evals.recipe import parse
 from unmask.evals.run import Finished, Progress, run
@@ -131,7 +131,7 @@ def test_a_run_begun_with_other_code_is_refused_until_it_is_begun_anew(tmp_path:
     with pytest.raises(UnmaskError, match=said):
         measure(out)
     finished = measure(out, fresh=True)
-    assert (finished.new_cells, finished.new_items, finished.changed) == (2, 4, ())
+    assert (finished.new_cells, finished.new_items, finished.changed) == (2, 4, [])
     assert {cell.about["code"] for cell in cells_of(out)} == {code_digest(policies.get("fixed"))}
 
 
@@ -176,8 +176,12 @@ def test_a_run_of_old_and_new_code_is_refused_for_a_model_that_is_added(tmp_path
     measure(out)
     as_if_edited(out)
     values = {key: value for key, value in VALUES.items() if key != "model"}
-    with pytest.raises(UnmaskError, match="run holds results with other code; choose another --out"):
+    with pytest.raises(UnmaskError, match="run holds results of toy with other code; choose another --out"):
         run(parse(values | {"models": ["toy", "tiny"]}), out=out)
+
+
+def questions_digest(task: str, data_dir: Path | None) -> str:
+    return records_digest(questions_of(task, data_dir))
 
 
 @pytest.fixture
@@ -216,7 +220,7 @@ def test_other_questions_are_neither_reused_nor_resumed(data_dir: Path, tmp_path
     with pytest.raises(UnmaskError, match=r"begun holds results of toy with other questions; choose another --out"):
         measure(tmp_path / "apart" / "begun", **asked)
     finished = measure(tmp_path / "first", **asked)
-    assert (finished.new_cells, finished.changed) == (0, ("questions",))
+    assert (finished.new_cells, finished.changed) == (0, ["questions"])
 
 
 @pytest.mark.slow
@@ -264,7 +268,7 @@ doc_to_target: "{{{{a}}}}"
 def test_a_hub_that_does_not_answer_is_asked_once_in_silence(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hub, "_answers", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     for module in ("datasets.config", "huggingface_hub.constants"):
         monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)

@@ -15,6 +15,7 @@ from benchmark_records import (
     SEPARATOR,
     TASKS,
     THEIRS,
+    TOY,
     gsm8k_record,
     humaneval_record,
     math_record,
@@ -242,12 +243,13 @@ def test_a_limit_on_math_takes_from_every_subject(public_data: Path):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_public_files_hold_what_the_protocol_counts(task: str, public_data: Path):
-    counted = harness.describe_benchmark(task, "llada", "toy", public_data)
-    assert counted == harness.describe_benchmark(task, "llada", "toy")
+    counted = harness.describe_benchmark(task, TOY, public_data)
+    assert counted == harness.describe_benchmark(task, TOY)
 
 
 def test_benchmarks_are_described_as_the_paper_runs_them():
-    about = {name: harness.describe_benchmark(name, "llada", "GSAI-ML/LLaDA-8B-Instruct") for name in TASKS}
+    chat = replace(TOY, preset="GSAI-ML/LLaDA-8B-Instruct")
+    about = {name: harness.describe_benchmark(name, chat) for name in TASKS}
     assert [about[name]["shots"] for name in TASKS] == [5, 0, 4, 4, 3]
     headlines = ["flexible-extract", "pass@1", "exact_match", "exact_match", "pass@1"]
     assert [about[name]["headline"] for name in TASKS] == headlines
@@ -322,7 +324,7 @@ def test_a_dream_checkpoint_runs_with_what_fits_of_the_prompt(dream_folder: Path
 @pytest.mark.slow
 def test_an_unknown_task_is_told_with_a_near_match():
     with pytest.raises(UnmaskError, match="unknown task 'gsm8kk'; did you mean 'gsm8k'"):
-        harness.describe_benchmark("gsm8kk", "llada", "toy")
+        harness.describe_benchmark("gsm8kk", TOY)
 
 
 def test_lm_evals_messages_are_back_after_a_run(data_dir: Path, tmp_path: Path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import lm_eval.tasks
 import pytest
-from benchmark_records import SEPARATOR, open_cell, run, with_model
+from benchmark_records import SEPARATOR, TOY, open_cell, run, with_model
 from doubles import Watched
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
@@ -55,7 +58,7 @@ def choice_task(folder: Path, kind: str = "multiple_choice") -> str:
 
 def test_multiple_choice_tasks_go_through_the_likelihood(tmp_path: Path, capfd):
     task = choice_task(tmp_path)
-    about = harness.describe_benchmark(task, "llada", "x-instruct")
+    about = harness.describe_benchmark(task, replace(TOY, preset="x-instruct"))
     assert about == {"headline": "acc", "shots": 0, "template": "none", "items": 3}
     folder = open_cell(tmp_path, task, items=3)
     heard: list[int] = []
@@ -81,14 +84,23 @@ def test_a_limit_leaves_out_the_last_choices(tmp_path: Path):
     assert sorted(folder.scores) == [0, 1]
 
 
-def test_items_of_a_group_of_tasks_are_numbered_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def few_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """lm-eval with no tasks but those in the folder."""
+    manager = partial(lm_eval.tasks.TaskManager, include_path=str(tmp_path), include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", manager)
+    harness.every_task.cache_clear()
+    yield
+    harness.every_task.cache_clear()
+
+
+@pytest.mark.usefixtures("few_tasks")
+def test_items_of_a_group_of_tasks_are_numbered_through(tmp_path: Path):
     first = Path(choice_task(tmp_path))
     second = first.read_text().replace("which_sentence", "once_more")
     (tmp_path / "once_more.yaml").write_text(second)
     (tmp_path / "pair.yaml").write_text("group: pair\ntask: [which_sentence, once_more]\n")
-    manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False)
-    monkeypatch.setattr(harness, "_task_manager", lambda **_: manager)
-    assert harness.describe_benchmark("pair", "llada", "toy")["items"] == 6
+    assert harness.describe_benchmark("pair", TOY)["items"] == 6
     whole = open_cell(tmp_path / "whole", "pair", items=6)
     run(whole, None)
     assert [whole.scores[number]["acc"] for number in range(6)] == [1.0, 1.0, 0.0, 1.0, 1.0, 0.0]
@@ -119,7 +131,7 @@ def test_spaces_between_context_and_continuation_go_with_the_continuation():
 
 def test_running_text_is_refused_in_one_line(tmp_path: Path):
     with pytest.raises(UnmaskError, match="which_sentence wants the perplexity of running text"):
-        harness.describe_benchmark(choice_task(tmp_path, "loglikelihood_rolling"), "llada", "toy")
+        harness.describe_benchmark(choice_task(tmp_path, "loglikelihood_rolling"), TOY)
     with pytest.raises(NotImplementedError, match="perplexity of running text"):
         UnmaskLM("toy").loglikelihood_rolling([])
 

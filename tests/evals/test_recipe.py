@@ -157,12 +157,6 @@ def test_a_format_is_given_for_all_models_for_one_or_by_a_flag() -> None:
         parse(GOOD | {"model": ["a", {"path": "a", "quantize": "int8"}]}, {"quantize": "int8"})
 
 
-def test_a_model_that_is_not_quantised_resolves_to_what_it_always_did() -> None:
-    recipe = parse(GOOD | {"model": ["a", {"path": "a", "quantize": "int8"}]})
-    plain = {"path": "a", "device": None, "dtype": None, "revision": None}
-    assert recipe.to_dict()["models"] == [plain, plain | {"quantize": "int8"}]
-
-
 def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
     values = GOOD | {"models": ["a", {"path": "b", "dtype": "float16"}], "limit": 5, "dtype": "bfloat16"}
     del values["model"]

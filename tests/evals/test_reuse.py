@@ -13,8 +13,8 @@ import pytest
 from unmask import cli
 from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
-from unmask.evals.reuse import reuse
 from unmask.evals.run import Finished, Progress, run
+from unmask.evals.run_folder import reuse
 from unmask.evals.store import CellFolder, cells_of
 
 VALUES: dict[str, Any] = {
@@ -90,7 +90,6 @@ def test_a_cell_that_is_finished_while_another_is_decoded_is_reused_too(tmp_path
 
 def test_a_cell_measured_otherwise_is_left_where_it_is(first: Path, tmp_path: Path) -> None:
     (cell,) = cells_of(first)
-    noted = cell.about | {"shared": False}
     changes: list[dict[str, Any]] = [
         {"weights": "others"},
         {"code": "edited"},
@@ -99,11 +98,17 @@ def test_a_cell_measured_otherwise_is_left_where_it_is(first: Path, tmp_path: Pa
         {"threads": 99},
         {"versions": {"unmask": "0.0.1"}},
     ]
-    for change in changes:
-        assert reuse(tmp_path / "second", cell.cell, noted | change) is None
+    for number, change in enumerate(changes):
+        own = CellFolder.open(tmp_path / f"own-{number}", cell.cell, cell.about | change)
+        assert reuse(own, shared=False) is None
+    equal = CellFolder.open(tmp_path / "equal", cell.cell, cell.about)
+    content = (cell.folder / "cell.json").read_text()
     (cell.folder / "cell.json").write_text("{")
-    assert reuse(tmp_path / "second", cell.cell, noted) is None
-    assert not (tmp_path / "second").exists()
+    assert reuse(equal, shared=False) is None
+    assert not equal.complete
+    (cell.folder / "cell.json").write_text(content)
+    assert reuse(equal, shared=False) == "first"
+    assert equal.complete
 
 
 def test_times_of_a_shared_device_do_not_reach_a_run_that_has_it_alone(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ of the closing sentence, compared with the gold answer after Minerva's clean-up 
 finds (math_verify). Formulas are compared in another process, because sympy may take for ever.
 
 Two things differ from what made the published MATH numbers (`minerva_math` 2.0). An answer that is the gold answer to
-the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not read; and formulas
-are read by latex2sympy2-extended, since sympy's own reader wants an antlr that math-verify cannot use.
+the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not read. Formulas are
+read by latex2sympy2-extended, since sympy's own reader wants an older antlr than the one that is installed. lm-eval's
+module insists on the older one as well, so its clean-up is written here once more; a test compares the two.
 """
 
 from __future__ import annotations
@@ -28,19 +29,11 @@ _CLOSING = re.compile(r"Final Answer: The final answer is(.*?). I hope it is cor
 _CLOSING_END = "I hope it is correct."
 
 # Minerva's lists (Lewkowycz et al. 2022, appendix D).
-_REPLACED = {
-    "an ": "",
-    "a ": "",
-    ".$": "$",
-    "\\$": "",
-    "\\ ": "",
-    " ": "",
-    "mbox": "text",
-    ",\\text{and}": ",",
-    "\\text{and}": ",",
-    "\\text{m}": "\\text{}",
-}
 # fmt: off
+_REPLACED = {
+    "an ": "", "a ": "", ".$": "$", "\\$": "", "\\ ": "", " ": "", "mbox": "text",
+    ",\\text{and}": ",", "\\text{and}": ",", "\\text{m}": "\\text{}",
+}
 _REMOVED = (
     "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "\\ldots", "sue",
     "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges",
@@ -53,7 +46,7 @@ _UNITS = [words for words in _REMOVED if words.isalpha()]
 
 
 def gsm8k(doc: Doc, results: list[str]) -> dict[str, int]:
-    """Under lm-eval's names of both filters: 1 if the number found is the one after `####` in the gold answer."""
+    """1 if the number found is the one after `####` in the gold answer, under lm-eval's names of both filters."""
     gold = _plain_number(doc["answer"])
     strict, every = _STRICT_NUMBER.search(results[0]), _ANY_NUMBER.findall(results[0])
     return {
@@ -68,7 +61,7 @@ def _plain_number(text: str) -> str:
 
 
 def minerva_math(doc: Doc, results: list[str]) -> dict[str, int]:
-    """Under both metrics: 1 if the text reaches the gold answer of the record."""
+    """1 if the text reaches the gold answer of the record, under both metrics."""
     gold, found = normal_form(gold_answer(doc)), final_answer(results[0])
     answer = found and normal_form(found)
     exact = bool(answer) and (answer == gold or math_workers.ask("equivalent", answer, gold))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, combinations
 from typing import Any
 
 from unmask import sandbox
@@ -36,7 +37,7 @@ def _passed(program: tuple[str, list[str]]) -> dict[str, int]:
 
 
 def humaneval_program(doc: Doc, text: str) -> tuple[str, list[str]]:
-    """The code, and what tests it."""
+    """The code of an answer, and the statements that test it."""
     code = doc["prompt"] + text
     if doc["cleaned"]:
         code = cleaned(doc["prompt"] + "\n" + fenced(text), doc["entry_point"])
@@ -44,7 +45,7 @@ def humaneval_program(doc: Doc, text: str) -> tuple[str, list[str]]:
 
 
 def mbpp_program(doc: Doc, text: str) -> tuple[str, list[str]]:
-    """As above; the set-up is `test_setup_code` in the full set, `test_imports` in the sanitized one."""
+    """The code and its tests; the set-up is `test_setup_code` in the full set, `test_imports` in the sanitized one."""
     setup = [doc.get("test_setup_code") or "", *(doc.get("test_imports") or [])]
     return text, [*filter(None, setup), *doc["test_list"]]
 
@@ -55,8 +56,10 @@ def fenced(text: str) -> str:
 
 
 def cleaned(text: str, entry_point: str) -> str:
-    """Of the longest part that parses: imports, classes, assignments and functions that return something, as far as the
-    entry point needs them."""
+    """What the entry point needs of the longest part that parses.
+
+    Imports are kept; classes, assignments and functions that return something are kept if the entry point uses them.
+    """
     text = text.replace("\t", "    ").replace("\r\n", "\n").replace("\r", "\n").strip()
     body = _longest_that_parses(text.splitlines()[:CLEANED_LINES])
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -67,11 +70,9 @@ def cleaned(text: str, entry_point: str) -> str:
 
 
 def _longest_that_parses(lines: list[str]) -> list[ast.stmt]:
-    """By the count of lines that are not blank; the first of equals."""
-    filled = [0]
-    for line in lines:
-        filled.append(filled[-1] + bool(line.strip()))
-    runs = [(start, end) for start in range(len(lines)) for end in range(start + 1, len(lines) + 1)]
+    """The statements of the run of lines that parses and has most lines that are not blank; the first of equal runs."""
+    filled = [0, *accumulate(bool(line.strip()) for line in lines)]
+    runs = combinations(range(len(lines) + 1), 2)
     for start, end in sorted(runs, key=lambda run: filled[run[0]] - filled[run[1]]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as those on invalid escapes, which are no business of ours

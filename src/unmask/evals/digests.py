@@ -1,31 +1,48 @@
-"""What an answer depends on beside its cell: digests of the code that decodes and scores, and of the questions."""
+"""What the answers of a cell depend on beside the cell itself. Every cell.json notes it, so that a change shows.
+
+A digest stands for the weights, the code that decodes and scores, and the questions. Items that differ in one of them
+never meet in a cell. Times depend on the device, the threads and the versions as well.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from unmask import __version__
 from unmask.policies import Policy
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = ("rules", "policies", "engine", "models", "cache", "tasks", "evals")
+DIGESTS = ("weights", "code", "questions")
+CIRCUMSTANCES = (*DIGESTS, "device_name", "threads", "versions")
+
+
+def changed(about: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str] = DIGESTS) -> list[str]:
+    """The names whose value in a cell's notes differs from the value in `now`; names that `now` lacks do not count."""
+    return [name for name in names if name in now and about.get(name) != now[name]]
 
 
 def code_digest(policy: Policy, package: Path = PACKAGE) -> str:
-    """Of our own source, and of a policy's where it is not ours."""
+    """The digest of our own source, and of a policy's source where the policy is not ours."""
     ours = [path for name in FOLDERS for path in (package / name).rglob("*") if path.suffix in (".py", ".yaml")]
     foreign = [path for cls in type(policy).__mro__ for path in _source_of(cls)]
     return _digest_of_files(tuple(sorted({*ours, *foreign})), package.parent)
 
 
 def records_digest(records: Iterable[Any]) -> str:
-    """Of plain data; a value that JSON has no form for counts by its text, without its place in memory."""
+    """The digest of plain data; a value that JSON cannot hold counts by its text, without its address in memory."""
     digest = hashlib.blake2b(digest_size=12)
     for record in records:
         digest.update(json.dumps(record, sort_keys=True, default=_text).encode() + b"\n")
@@ -38,7 +55,7 @@ def _text(value: Any) -> str:
 
 @cache
 def _digest_of_files(paths: tuple[Path, ...], root: Path) -> str:
-    """Kept: a process goes on with the code that it began with."""
+    """Cached, because a process goes on with the code that it began with."""
     names = (str(path.relative_to(root)) if path.is_relative_to(root) else path.name for path in paths)
     return records_digest([name, path.read_text(encoding="utf-8")] for name, path in zip(names, paths, strict=True))
 
@@ -50,3 +67,13 @@ def _source_of(cls: type) -> list[Path]:
     if file is None or root == "unmask" or root in sys.stdlib_module_names:
         return []
     return [*Path(file).parent.rglob("*.py")] if getattr(module, "__package__", "") else [Path(file)]
+
+
+@cache
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that the numbers depend on, as far as they are installed."""
+    found = {"python": platform.python_version(), "unmask": __version__, "torch": torch.__version__}
+    for name in ("lm_eval", "math-verify"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

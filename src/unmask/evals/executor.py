@@ -137,8 +137,9 @@ def answer(llm: Generator, batch: Batch) -> list[Generation]:
         refreshes[event.row] += event.refreshed
 
     prompts = [question.prompts[0] for question in batch.questions]
-    options: dict[str, Any] = {"policy": batch.policy, "settings": settings, "batch_size": batch.batch_size}
-    outputs = llm.generate(prompts, timed=True, on_step=count, **options)
+    outputs = llm.generate(
+        prompts, policy=batch.policy, settings=settings, batch_size=batch.batch_size, timed=True, on_step=count
+    )
     return [
         _read(llm, question, output, settings, refreshes[row])
         for row, (question, output) in enumerate(zip(batch.questions, outputs, strict=True))

@@ -18,11 +18,10 @@ import numpy as np
 
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.evals import tiny_suite
-from unmask.evals.cell import Cell, Generation
-from unmask.evals.digests import records_digest
+from unmask.evals.cell import Cell, Generation, ModelInfo
 from unmask.evals.executor import Question
 from unmask.evals.hub import asked_once, quiet
-from unmask.evals.lm_tasks.loaders import BENCHMARKS, records, used_records
+from unmask.evals.lm_tasks.loaders import BENCHMARKS, records
 from unmask.evals.prompts import FittedPrompt, TextModel, fitted_prompt, template_of
 
 if TYPE_CHECKING:
@@ -32,16 +31,16 @@ if TYPE_CHECKING:
 
 OUR_TASKS = Path(__file__).parent / "lm_tasks"
 SEED, SHOT_SEED = 0, 1234  # lm-eval's own; the second also seeds numpy
-SHOT_END = "\x1e"  # marks the end of every shot, so that shots can be left out; never seen by a model
+SHOT_END = "\x1e"  # marks the end of every shot, so that shots can be left out; a model never sees it
 
 
-def describe_benchmark(task: str, family: str, model_name: str, data_dir: Path | None = None) -> dict[str, Any]:
-    """What a cell of this task has to say: headline, shots, template, and how many items there are.
+def describe_benchmark(task: str, model: ModelInfo, data_dir: Path | None = None) -> dict[str, Any]:
+    """The fields of a cell that depend on the task: headline, shots, template and number of items.
 
-    The items are those of the public data, or of the files where a folder is given. Any other task of lm-eval, or a
-    path to the YAML file of one, is loaded to find out.
+    One of ours has the items of the public data, or of the files in the folder. Any other task of lm-eval, or the YAML
+    file of one, is loaded to find out.
     """
-    template = template_of(family, model_name)
+    template = template_of(model.family, model.preset)
     if task in BENCHMARKS:
         known = BENCHMARKS[task]
         items = known.items if data_dir is None else len(records(task, str(data_dir)))
@@ -56,19 +55,14 @@ def describe_benchmark(task: str, family: str, model_name: str, data_dir: Path |
     }
 
 
-def questions_digest(task: str, data_dir: Path | None) -> str:
-    """Of all that a task asks, its shots and how it asks: another copy of the data, or an edited task, shows."""
-    _require_lm_eval()
-    if task in BENCHMARKS:
-        return records_digest(used_records(task, None if data_dir is None else str(data_dir)))
-    return records_digest(record for each in _load_tasks(task) for record in _records(each))
-
-
-def _records(task: Task) -> Iterator[Any]:
-    yield task.dump_config()
-    yield from task.eval_docs
-    if task.get_config("num_fewshot"):
-        yield from task.fewshot_docs()
+def questions_of(task: str, data_dir: Path | None) -> Iterator[Any]:
+    """All that a task asks, its shots and how it asks, as plain data."""
+    for each in _load_tasks(task, data_dir):
+        if task not in BENCHMARKS:  # the files of ours count as code
+            yield each.dump_config()
+        yield from each.eval_docs
+        if each.get_config("num_fewshot"):
+            yield from each.fewshot_docs()
 
 
 class BenchmarkTask:
@@ -78,8 +72,8 @@ class BenchmarkTask:
         known = BENCHMARKS.get(cell.task)
         if known and (cell.shots or 0) > known.most_shots:
             raise UnmaskError(f"{cell.task} has at most {known.most_shots} shots, got {cell.shots}")
-        # The answers of chat models are tidied up before they run, and so are Dream's.
-        self._cleaned = cell.template == "chat" or cell.family == "dream"
+        # HumanEval answers of chat models are tidied up before they run, and so are Dream's.
+        self._protocol = {"cleaned": cell.template == "chat" or cell.family == "dream"} if known else {}
         self._asked = _requests(cell, _load_tasks(cell.task, data_dir))
         self.questions = [
             question_of(asked, model, id=number, template=cell.template, new_tokens=cell.settings["max_tokens"])
@@ -87,20 +81,19 @@ class BenchmarkTask:
         ]
 
     def score(self, rows: Sequence[Generation]) -> dict[int, dict[str, float]]:
-        """By name; a task that reads answers in several ways has a score for each."""
+        """The scores of each item; a task that reads answers in several ways has a score for each way."""
         with quiet():
             return {row.id: self._score(row) for row in rows}
 
     def _score(self, row: Generation) -> dict[str, float]:
         task, asked = self._asked[row.id]
-        doc = {**asked[0].doc, "cleaned": self._cleaned} if task.task_name in BENCHMARKS else asked[0].doc
-        for request, response in zip(asked, responses_of(row, asked), strict=True):
+        for request, response in zip(asked, responses_of(row, len(asked)), strict=True):
             request.resps = [response] * (request.repeats or 1)
         found = {}
         for reading in task._filters:
             reading.apply(asked)
             results = [request.filtered_resps[reading.name] for request in asked]
-            for metric, value in task.process_results(doc, results).items():
+            for metric, value in task.process_results({**asked[0].doc, **self._protocol}, results).items():
                 if isinstance(value, int | float):
                     found[_score_name(metric, reading.name)] = float(value)
         return found
@@ -137,18 +130,17 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
 
 def _pair(request: Instance, model: TextModel) -> tuple[FittedPrompt, list[int]]:
     """Prompt and continuation, split as lm-eval splits them: spaces between them go with the continuation."""
-    context, continuation = request.args[:2]
-    *shots, asked = context.split(SHOT_END)
+    *shots, asked = request.args[0].split(SHOT_END)
     bare = asked.rstrip()
-    after = model.codec.encode(asked + continuation, special=False)
-    after = after[len(model.codec.encode(bare, special=False)) :]
+    before, whole = (model.codec.encode(text, special=False) for text in (bare, asked + request.args[1]))
+    after = whole[len(before) :]
     return fitted_prompt(model, shots=shots, question=bare, template="none", new_tokens=len(after)), after
 
 
-def responses_of(row: Generation, requests: Sequence[Instance]) -> list[Any]:
-    """What lm-eval hears of an item, for each of its requests."""
-    if requests[0].request_type == "generate_until":
-        return [row.text] * len(requests)
+def responses_of(row: Generation, requests: int) -> list[Any]:
+    """The response to each request of an item, as lm-eval wants it: the text, or likelihood and greediness."""
+    if "loglikelihoods" not in row.note:
+        return [row.text] * requests
     return list(zip(row.note["loglikelihoods"], row.note["greedy"], strict=True))
 
 
@@ -157,7 +149,7 @@ def _score_name(metric: str, reading: str) -> str:
 
 
 def _requests(cell: Cell, tasks: list[Task]) -> dict[int, tuple[Task, list[Instance]]]:
-    """Of each item its task and its requests; items are numbered through where a name stands for several tasks."""
+    """The task and the requests of each item. Numbers go on from task to task where a name stands for several tasks."""
     sizes = [len(task.eval_docs) for task in tasks]
     # A limit on several tasks is shared out evenly.
     limit = math.ceil(cell.items / len(tasks)) if 0 < cell.items < sum(sizes) else None
@@ -176,10 +168,12 @@ def _requests(cell: Cell, tasks: list[Task]) -> dict[int, tuple[Task, list[Insta
 
 def _load_tasks(task: str, data_dir: Path | None = None) -> list[Task]:
     """The lm-eval tasks of that name, each shot marked at its end so that it can be left out of a long prompt."""
-    ours = task in BENCHMARKS
-    _require_lm_eval()
-    with quiet(), nullcontext(True) if ours else asked_once() as answered:
-        manager = _manager_of(task, None if data_dir is None else str(data_dir))
+    try:
+        from lm_eval.api import task as _  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UnmaskError(f"benchmarks need {error.name}, which is missing: pip install 'unmask[eval]'") from error
+    with quiet(), nullcontext(True) if task in BENCHMARKS else asked_once() as answered:
+        manager = _manager_of(task, data_dir)
         _seed()
         try:
             loaded = list(manager.load([task])["tasks"].values())
@@ -190,48 +184,42 @@ def _load_tasks(task: str, data_dir: Path | None = None) -> list[Task]:
             reason += "" if answered else " (the hub does not answer)"
             raise WorkFailed(f"the task {task} could not be loaded: {reason}") from error
     for each in loaded:
-        _check_kind(each, ours=ours)
+        _check_kind(each, ours=task in BENCHMARKS)
         if (shots := getattr(each, "fewshot_cfg", None)) is not None:
             shots.fewshot_delimiter = (shots.fewshot_delimiter or "") + SHOT_END
     return loaded
 
 
 def _seed() -> None:
-    """As lm-eval does: a task's own code may draw from the generators that all share."""
+    """Seed the generators of the process as lm-eval does, because a task's own code may draw from them."""
     random.seed(SEED)
     np.random.seed(SHOT_SEED)
 
 
-def _require_lm_eval() -> None:
-    try:
-        from lm_eval.api import task  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UnmaskError(f"benchmarks need {error.name}, which is missing: pip install 'unmask[eval]'") from error
+def _manager_of(task: str, data_dir: Path | None) -> TaskManager:
+    """A task manager that knows our tasks, one for a task in a file, or the one that knows all of lm-eval's."""
+    from lm_eval.tasks import TaskManager
 
-
-def _manager_of(task: str, data_dir: str | None = None) -> TaskManager:
-    """One that knows our tasks, lm-eval's own, or none but the file's."""
     if task in BENCHMARKS:
-        return _task_manager(ours=True, data_dir=data_dir)
-    is_file = task.endswith((".yaml", ".yml")) and Path(task).is_file()
-    manager = _task_manager(defaults=not is_file)
-    if task not in manager.all_tasks and not is_file:
-        raise unknown_task(task, manager.all_tasks)
-    return manager
+        metadata: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
+        return TaskManager(include_path=str(OUR_TASKS), include_defaults=False, metadata=metadata)
+    if task.endswith((".yaml", ".yml")) and Path(task).is_file():
+        return TaskManager(include_defaults=False)
+    if task not in (every := every_task()).all_tasks:
+        raise unknown_task(task, every.all_tasks)
+    return every
 
 
 @cache
-def _task_manager(*, ours: bool = False, defaults: bool = False, data_dir: str | None = None) -> TaskManager:
-    """Kept, since lm-eval takes half a minute to look through its own tasks; ours take none."""
+def every_task() -> TaskManager:
+    """The manager of all of lm-eval's tasks. Cached, since looking through them takes half a minute."""
     from lm_eval.tasks import TaskManager
 
-    path = str(OUR_TASKS) if ours else None
-    told: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    return TaskManager(include_path=path, include_defaults=defaults, metadata=told)
+    return TaskManager()
 
 
 def _check_kind(task: Task, *, ours: bool) -> None:
-    """Refuse what would fail later, or run in a way that is not safe."""
+    """Refuse a task that would fail later, or that runs code in a way that is not safe."""
     if getattr(task, "UNSAFE_CODE", False) and not ours:
         raise UnmaskError(f"{task.task_name} runs code that a model wrote, outside our sandbox; use humaneval or mbpp")
     if getattr(task, "MULTIMODAL", False):
@@ -241,7 +229,7 @@ def _check_kind(task: Task, *, ours: bool) -> None:
 
 
 def unknown_task(task: str, others: Iterable[str] = ()) -> UnmaskError:
-    """What to say of a name that is neither ours nor among the others, lm-eval's."""
+    """The error for a name that is neither a task of ours nor among `others`, the tasks of lm-eval."""
     ours = sorted([*tiny_suite.names(), *BENCHMARKS])
     near = get_close_matches(task, ours, n=1) or get_close_matches(task, others, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"

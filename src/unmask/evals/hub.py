@@ -14,7 +14,7 @@ PATIENCE_S = 5.0
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """No bars, messages and warnings, which are about other command lines than ours; errors come as exceptions."""
+    """Silence bars, messages and warnings, which are about other command lines. Errors come as exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -27,15 +27,12 @@ def quiet() -> Generator[None]:
 
 @contextmanager
 def asked_once() -> Generator[bool]:
-    """Loads inside are silent, and fail at once where the hub does not answer; yields whether it does.
-
-    Without an answer, only what an earlier download left is looked at.
-    """
+    """Loads inside are silent, and use earlier downloads only if the hub does not answer; yields whether it does."""
     from datasets import config
     from huggingface_hub import constants
 
-    there = constants.HF_HUB_OFFLINE or _answers()
     before = (constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE)
+    there = constants.HF_HUB_OFFLINE or answers(constants.ENDPOINT)
     try:
         if not there:
             constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
@@ -46,12 +43,12 @@ def asked_once() -> Generator[bool]:
 
 
 @cache
-def _answers() -> bool:
-    """Any answer counts. Asked once a process, since a firewall that drops everything costs the whole patience."""
-    from huggingface_hub import constants, get_session
+def answers(endpoint: str) -> bool:
+    """Whether the hub gives any answer. Cached, because behind some firewalls the question takes the whole wait."""
+    from huggingface_hub import get_session
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
+        get_session().head(endpoint, timeout=PATIENCE_S)
     except Exception:  # each release of the hub's package has errors of its own for this
         return False
     return True

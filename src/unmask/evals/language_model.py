@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -52,14 +54,14 @@ class UnmaskLM(LM):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Texts, cut as the public wrapper of the model's family cuts them."""
-        return self._answers(requests, [(request.task_name, request.doc_id, request.idx) for request in requests])
+        return self._answers(requests, lambda request: (request.task_name, request.doc_id, request.idx))
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Estimates of ln p(continuation | context), and whether greedy decoding gives the continuation.
 
         The second is found out only where an item has one continuation: a choice among several does not ask for it.
         """
-        return self._answers(requests, [(request.task_name, request.doc_id) for request in requests])
+        return self._answers(requests, lambda request: (request.task_name, request.doc_id))
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         raise NotImplementedError(
@@ -67,20 +69,13 @@ class UnmaskLM(LM):
             "or that compare continuations"
         )
 
-    def _answers(self, requests: list[Instance], items: list[tuple[Any, ...]]) -> list[Any]:
-        """The response to each request; requests of one item are decoded together, equal ones once."""
-        asked: dict[tuple[Any, ...], dict[int, Instance]] = {}
-        for item, request in zip(items, requests, strict=True):
-            asked.setdefault(item, {})[request.idx] = request
-        template, chosen = self._template, self._plan
+    def _answers(self, requests: list[Instance], item_of: Callable[[Instance], Any]) -> list[Any]:
+        """The response to each request. The requests of an item, which lm-eval puts side by side, are one question."""
+        chosen, items = self._plan, [list(found) for _, found in groupby(requests, key=item_of)]
         questions = [
-            question_of(list(found.values()), self.llm, id=number, template=template, new_tokens=chosen.max_tokens)
-            for number, found in enumerate(asked.values())
+            question_of(item, self.llm, id=number, template=self._template, new_tokens=chosen.max_tokens)
+            for number, item in enumerate(items)
         ]
         cut = batches(questions, policy=chosen.policy, settings=chosen.settings, batch_size=self.batch_size)
         rows = {row.id: row for batch in cut for row in answer(self.llm, batch)}
-        responses = {
-            item: dict(zip(found, responses_of(rows[number], list(found.values())), strict=True))
-            for number, (item, found) in enumerate(asked.items())
-        }
-        return [responses[item][request.idx] for item, request in zip(items, requests, strict=True)]
+        return [response for number, item in enumerate(items) for response in responses_of(rows[number], len(item))]

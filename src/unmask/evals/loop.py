@@ -31,7 +31,7 @@ class EvalTask(Protocol):
 def measure(
     executor: Executor, task: EvalTask, folder: CellFolder, *, on_item: Callable[[int, int], None] = lambda *_: None
 ) -> None:
-    """Answer and score what the cell's folder lacks; `on_item` hears how many items are done, and of how many.
+    """Answer and score what the cell's folder lacks; `on_item` is called with the items done and the items in all.
 
     Every batch is on disk before its items are scored.
     """
@@ -55,9 +55,9 @@ def measure(
 
 
 def batches(questions: Iterable[Question], *, policy: Policy, settings: Settings, batch_size: int) -> Iterator[Batch]:
-    """Questions of like length and with the same stop strings together, the longest first.
+    """Batches of questions of like length and with the same stop strings.
 
-    So memory runs out at once or never. Continuations are compared one item at a time.
+    The longest come first, so that memory runs out at once or never. Continuations are compared one item at a time.
     """
 
     def kind(question: Question) -> tuple[bool, tuple[str, ...]]:

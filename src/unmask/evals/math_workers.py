@@ -1,7 +1,8 @@
 """Questions about formulas, answered in another process: a comparison that hangs or swallows memory means no.
 
-math-verify's own time limits are signals, which do not end a computation inside C; they are off, the limit is ours.
-This file is the other process too, started as a command: a spawned one would run the caller's main module again.
+math-verify's own time limits are signal handlers, which do not end a computation inside C; they are off. The worker
+sets an alarm without a handler: it ends the process, also where the process that asked is gone. This file is the
+worker, too, started as a command: a spawned process would run the caller's main module again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import atexit
 import contextlib
 import json
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -28,13 +28,7 @@ def ask(question: str, first: str, second: str, *, timeout_s: float = TIMEOUT_S)
     """`equivalent`: are two formulas equal? `verified`: does the second text reach the answer of the first?"""
     if not _workers or _workers[0].poll() is not None:
         _start()
-    answer = None
-    try:
-        answer = _exchange(json.dumps([question, first, second, timeout_s]), timeout_s)
-    finally:
-        if answer is None:  # also after an interrupt: what the worker says later belongs to no question
-            close()
-    return answer == "true"
+    return _exchange(json.dumps([question, first, second, timeout_s]) + "\n") == "true"
 
 
 def _start() -> None:
@@ -48,22 +42,24 @@ def _start() -> None:
     _workers.append(
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, bufsize=1, start_new_session=True)
     )
-    if _exchange(None, START_S) is None:
+    if _exchange("") != "true":
         close()
         raise WorkFailed("the process that compares formulas did not start")
 
 
-def _exchange(request: str | None, timeout_s: float) -> str | None:
-    """The worker's next line, after the request; None if it is dead or late."""
-    worker = _workers[0]
+def _exchange(request: str) -> str:
+    """The worker's next line, after the request; nothing if the worker is dead, which is then cleared away."""
+    worker, answer = _workers[0], ""
     assert worker.stdin is not None
     assert worker.stdout is not None
-    with contextlib.suppress(BrokenPipeError):
-        if request is not None:
-            worker.stdin.write(request + "\n")
-        if select.select([worker.stdout], [], [], timeout_s)[0]:
-            return worker.stdout.readline().strip() or None
-    return None
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.write(request)
+            answer = worker.stdout.readline().strip()
+    finally:
+        if not answer:  # also after an interrupt: what the worker says later belongs to no question
+            close()
+    return answer
 
 
 @atexit.register
@@ -76,24 +72,26 @@ def close() -> None:
 
 
 def serve() -> None:
-    """The other process: answer until the input ends."""
+    """The worker: answer until the input ends."""
     import resource
 
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with contextlib.suppress(ValueError, OSError):  # not every system has this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20, MEMORY_MIB * 2**20))
     questions = {"equivalent": _equivalent, "verified": _verified}
-    if not (_equivalent("1", "1.0") and _verified("$1$", "$1$")):  # also loads what they need, before the clock runs
-        sys.exit(1)
-    print("ready", flush=True)  # noqa: T201
-    for line in sys.stdin:
+    signal.setitimer(signal.ITIMER_REAL, START_S)
+    found = _equivalent("1", "1.0") and _verified("$1$", "$1$")  # also loads what they need, before the clock runs
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(bool(found)), flush=True)  # noqa: T201
+        if not (line := sys.stdin.readline()):
+            break
         question, first, second, timeout_s = json.loads(line)
-        signal.alarm(int(timeout_s) + 5)  # the process that asked may be gone, and end nothing any more
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
             found = questions[question](first, second)
         except Exception:  # what cannot be read is not equal
             found = False
-        signal.alarm(0)
-        print(json.dumps(bool(found)), flush=True)  # noqa: T201
 
 
 def _equivalent(first: str, second: str) -> bool:

@@ -111,7 +111,7 @@ def read_answer(model: TextModel, ids: Sequence[int], *, until: Sequence[str], w
 
 
 def _cut(text: str, strings: Sequence[str]) -> str:
-    """What stands before the strings, each looked for in what the one before has left."""
+    """The text before the first string, then before the second in what is left, and so on."""
     for string in strings:
         text = text.partition(string)[0]
     return text

@@ -6,10 +6,11 @@ the file and the key. What a recipe leaves open is filled in by `expand.py`, whi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
 from unmask.settings import Settings
 
-CHECKPOINT_KEYS = ("path", "device", "dtype", "quantize", "revision")
-SHARED_KEYS = ("device", "dtype", "quantize")  # which a recipe may also give for all of its models
+PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
+FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
 SETTINGS = Settings.__dataclass_fields__
 
 # What other projects call our keys, and where it goes here.
@@ -52,19 +53,15 @@ class Checkpoint:
     path: str  # as `unmask.load` takes it
     device: str | None = None
     dtype: str | None = None
-    revision: str | None = None
     quantize: str | None = None
+    revision: str | None = None
 
     @property
     def name(self) -> str:
-        """What cells call it: two revisions are two models, and so are quantised weights and those they come from."""
+        """What cells call it: another revision is another model, and so are quantised weights."""
         revision = "" if self.revision is None else f"@{self.revision}"
         quantize = "" if self.quantize is None else f"+{self.quantize}"
         return f"{self.path}{revision}{quantize}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; `quantize` only where it is set, as in runs from before there was such a thing."""
-        return {key: value for key, value in asdict(self).items() if key != "quantize" or value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +92,8 @@ class Recipe:
     allow_unsandboxed: bool = False
     shared: bool = False  # other work uses the device meanwhile, so that times are worth nothing
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as JSON has it."""
-        plain = asdict(self) | {"models": [model.to_dict() for model in self.models]}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
-
-_KEYS = {item.name for item in fields(Recipe) if item.name != "name"} | {"model", "policy", "task", *SHARED_KEYS}
+_KEYS = {item.name for item in fields(Recipe) if item.name != "name"} | {*PLURAL, *FOR_ALL}
 _LEAST = {"limit": 1, "batch_size": 1, "shots": 0, "seed": 0}
 _TRUTHS, _TEXTS = ("allow_unsandboxed", "shared"), ("title", "data_dir", "table")
 
@@ -122,29 +114,31 @@ def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
 def parse(
     values: Mapping[str, Any], flags: Mapping[str, Any] | None = None, *, source: str = "recipe", name: str = "recipe"
 ) -> Recipe:
-    """As `read`, from plain data."""
+    """The recipe in plain data; flags count as in `read`."""
     with _at(source):
         _check_keys("recipe key", values, _KEYS)
-        typed = {key: value for key, value in (flags or {}).items() if value is not None}
-        hidden = {f"{key.rstrip('s')}{end}" for key in ("model", "tasks") if key in typed for end in ("", "s")}
-        values = {key: value for key, value in values.items() if key not in hidden} | typed
-        shared = {key: values[key] for key in SHARED_KEYS if values.get(key) is not None}
-        forced = {key: typed[key] for key in SHARED_KEYS if key in typed}
+        typed = _in_plural(flags or {})
+        given = _in_plural(values) | typed
+        for_all, forced = ({key: found[key] for key in FOR_ALL if key in found} for found in (given, typed))
         recipe = Recipe(
             name=name,
-            models=tuple(_checkpoint(item, shared, forced) for item in _one_or_many(values, "model", "models")),
-            policies=tuple(_policy(item) for item in _one_or_many(values, "policy", "policies")),
-            settings=tuple(_settings(item) for item in _listed(values.get("settings") or {})),
-            tasks=tuple(_task(item) for item in _one_or_many(values, "task", "tasks")),
-            **{key: _plain(key, values[key]) for key in (*_LEAST, *_TRUTHS, *_TEXTS) if values.get(key) is not None},
+            models=_several(given, "models", partial(_checkpoint, for_all=for_all, forced=forced)),
+            policies=_several(given, "policies", _policy),
+            settings=tuple(_settings(item) for item in _listed(given.get("settings") or {})),
+            tasks=_several(given, "tasks", _task),
+            **{key: _plain(key, given[key]) for key in (*_LEAST, *_TRUTHS, *_TEXTS) if key in given},
         )
         if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
             raise UnmaskError(f"shots is given, but {', '.join(recipe.tasks)} take none")
-        for key in ("tasks", "policies", "models"):
-            values = getattr(recipe, key)
-            if doubled := [value for number, value in enumerate(values) if value in values[:number]]:
-                raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
     return recipe
+
+
+def _in_plural(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not None, under plural keys: `models` for `model`, and so on."""
+    for one, many in PLURAL.items():
+        if one in values and many in values:
+            raise UnmaskError(f"{one} and {many} are both given; keep one of them")
+    return {PLURAL.get(key, key): value for key, value in values.items() if value is not None}
 
 
 @contextmanager
@@ -169,25 +163,27 @@ def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
         raise UnknownName(kind, str(key), known)
 
 
-def _one_or_many(values: Mapping[str, Any], one: str, many: str) -> list[Any]:
-    if one in values and many in values:
-        raise UnmaskError(f"{one} and {many} are both given; keep one of them")
-    key = one if one in values else many
-    if not (listed := _listed(values.get(key))):
+def _several(given: Mapping[str, Any], key: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """What `make` makes of each value of a key. There must be one at least, and no value twice."""
+    made = [make(item) for item in _listed(given.get(key, []))]
+    if not made:
         raise UnmaskError(f"{key} is missing")
-    return listed
+    if doubled := [value for number, value in enumerate(made) if value in made[:number]]:
+        raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
+    return tuple(made)
 
 
 def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _checkpoint(item: Any, shared: Mapping[str, Any], forced: Mapping[str, Any]) -> Checkpoint:
+def _checkpoint(item: Any, *, for_all: Mapping[str, Any], forced: Mapping[str, Any]) -> Checkpoint:
     given = item if isinstance(item, dict) else {"path": item}
-    _check_keys("key of a model", given, CHECKPOINT_KEYS)
-    given = {**shared, **given, **forced}
+    known = [each.name for each in fields(Checkpoint)]
+    _check_keys("key of a model", given, known)
+    given = {**for_all, **given, **forced}
     if not all(isinstance(value, str) and value for value in given.values()) or "path" not in given:
-        keys = f"{', '.join(CHECKPOINT_KEYS[:-1])} and {CHECKPOINT_KEYS[-1]}"
+        keys = f"{', '.join(known[:-1])} and {known[-1]}"
         raise UnmaskError(f"a model is a name or a folder, or a mapping with {keys}, got {item!r}")
     with _at("dtype"):
         choose_dtype(given.get("dtype", "float32"))
@@ -219,7 +215,7 @@ def _settings(item: Any) -> dict[str, Any]:
 
 
 def _task(item: Any) -> str:
-    """A task's name. Any name may be one of lm-eval's, unless it is one of ours but for a slip."""
+    """The name of a task. Any name may be one of lm-eval's; one that almost equals a name of ours is refused."""
     if not isinstance(item, str) or not item:
         raise UnmaskError(f"tasks must hold names, got {item!r}")
     ours = [*tiny_suite.names(), *BENCHMARKS]

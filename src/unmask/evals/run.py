@@ -1,11 +1,7 @@
 """Measures the cells of a recipe, one model after the other, in a folder that can be left and taken up at any moment.
 
-    RUN/run.json   the recipe as it was resolved, versions, models, command, the keys of its cells
-    RUN/cells/     see store.py
-    RUN/.lock      held while a process works here
-
-A complete cell is not measured again, be it of this run or of one beside it (see reuse.py); a model whose cells are all
-complete is not even loaded. A recipe may grow in its folder: run.json says which of the cells it has now.
+A complete cell is not measured again, be it of this run or of one beside it. A model whose cells are all complete is
+not even loaded. A recipe may grow in its folder: run.json says which of the cells it has now.
 """
 
 from __future__ import annotations
@@ -15,28 +11,24 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from unmask import sandbox
-from unmask.errors import UnmaskError
-from unmask.evals.cell import SCHEMA, Cell, ModelInfo
-from unmask.evals.digests import code_digest
+from unmask.evals import tiny_suite
+from unmask.evals.cell import Cell, ModelInfo
+from unmask.evals.digests import changed, code_digest, records_digest, versions
 from unmask.evals.executor import WARM_UP, Executor, LocalExecutor
 from unmask.evals.expand import expand
-from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_digest
+from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
 from unmask.evals.loop import measure
 from unmask.evals.recipe import Checkpoint, Recipe
-from unmask.evals.reuse import changed, reuse
-from unmask.evals.run_folder import locked, note_cells, open_run, save_run, versions
-from unmask.evals.store import CELL, CellFolder, has_items, read_whole
-from unmask.evals.tiny_suite import TinyTask
-from unmask.evals.tiny_suite import knows as is_tiny
+from unmask.evals.run_folder import begin_with_fewer_items, locked, note_cells, open_run, other_results, reuse, save_run
+from unmask.evals.store import DONE, CellFolder
 from unmask.models.checkpoint.fingerprint import fingerprint
 
 RUN_CODE = {"humaneval", "mbpp", "list_functions"}  # tasks whose answers are programs
-WAYS_OUT = "choose another --out, or discard them with --fresh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +40,7 @@ class Progress:
     cells: int
     done: int  # items of the cell
     items: int
-    share: float  # of the work that was left when the run began, by expected forward passes
+    share: float  # of the whole run, by expected forward passes
     beside: tuple[Cell, ...]  # all cells of the model
     reused: int  # cells of other runs so far
 
@@ -57,12 +49,11 @@ class Progress:
 class Finished:
     """A run that came to its end."""
 
-    folder: Path
     cells: list[CellFolder]
     new_cells: int  # how many this call brought to their end; 0 where there was nothing left to do
     new_items: int  # how many it decoded
     reused: dict[str, int]  # how many cells of which other run it reused
-    changed: tuple[str, ...] = ()  # of a run with nothing left to do, what is no longer as it was: code, questions
+    changed: list[str]  # of a run with nothing left to do, what is no longer as it was: code, questions
 
 
 def run(
@@ -77,29 +68,35 @@ def run(
 ) -> Finished:
     """Measure what is missing of the recipe in that folder; `fresh`: all of it, whatever the folder holds of it.
 
-    `load` makes the executor of a model; `on_load` hears the name of each one before it is loaded.
+    `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded.
     """
     with locked(out), sandbox.allow_unsandboxed() if recipe.allow_unsandboxed else nullcontext():
         if RUN_CODE & set(recipe.tasks):
             sandbox.require()
-        job = _Job(recipe, out, open_run(recipe, out, command), fresh, on_progress)
-        parts = [[] if fresh else job.complete_cells(checkpoint) for checkpoint in recipe.models]
-        differ = sorted({name for part in parts for folder in part for name in job.changed(folder)})
-        if differ and not all(parts):
-            raise UnmaskError(f"{out} holds results with other {' and '.join(differ)}; {WAYS_OUT}")
-        job.cells, job.models = sum(map(len, parts)), parts.count([])
-        for number, checkpoint in enumerate(recipe.models):
-            if not parts[number]:
-                job.read_questions()
-                on_load(checkpoint.name)
-                executor = load(checkpoint)
-                try:
-                    parts[number] = job.measure_model(checkpoint, executor)
-                finally:
-                    executor.close()  # the next model needs the memory of this one
+        job = _Job(recipe, out, open_run(out, recipe, command), fresh, on_progress)
+        cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
+        left = [model for model in recipe.models if not cells[model]]
+        done = [folder for found in cells.values() for folder in found]
+        stale = [(folder.cell.model, name) for folder in done for name in job.changed(folder)]
+        if stale and left:
+            raise other_results(out, stale)
+        for task in recipe.tasks if left else ():
+            job.questions(task)  # data that cannot be read is reported before a model is loaded
+        for model in left:
+            on_load(model.name)
+            executor = load(model)
+            try:
+                cells[model] = job.measure_model(model, executor)
+            finally:
+                executor.close()  # the next model needs the memory of this one
         save_run(out, job.about)
-    counts = {"new_cells": job.new_cells, "new_items": job.new_items, "reused": dict(job.reused)}
-    return Finished(folder=out, cells=[folder for part in parts for folder in part], changed=tuple(differ), **counts)
+    return Finished(
+        cells=[folder for found in cells.values() for folder in found],
+        new_cells=job.new_cells,
+        new_items=job.new_items,
+        reused=dict(job.reused),
+        changed=sorted({name for _, name in stale}),
+    )
 
 
 class _Job:
@@ -110,114 +107,98 @@ class _Job:
     ) -> None:
         self.recipe, self.out, self.about, self.fresh, self.on_progress = recipe, out, about, fresh, on_progress
         self.data = None if recipe.data_dir is None else Path(recipe.data_dir)
+        self.questions = cache(partial(_questions, data=self.data))
         self.new_cells = self.new_items = 0
-        self.cells = self.models = self.measured = 0  # complete cells; models to measure, and measured ones
         self.reused: Counter[str] = Counter()
-        self._questions: dict[str, dict[str, str]] = {}
 
-    def complete_cells(self, checkpoint: Checkpoint) -> list[CellFolder]:
+    def complete_cells(self, model: Checkpoint) -> list[CellFolder]:
         """The model's cells, if an earlier part of the run knew them and left nothing to do."""
-        known = self.about["models"].get(checkpoint.name)
-        if known is None or checkpoint.dtype not in (None, known["dtype"]):
+        known = self.about["models"].get(model.name)
+        if known is None or model.dtype not in (None, known["dtype"]):
             return []
-        if (checkpoint.device or known["device"]).partition(":")[0] != known["device"]:
+        if (model.device or known["device"]).partition(":")[0] != known["device"]:
             return []
-        cells = expand(self.recipe, checkpoint, ModelInfo(**known))
-        places = [self.out / "cells" / cell.key for cell in cells]
-        folders = [CellFolder(place) for place in places if (place / CELL).exists()]
-        if len(folders) < len(cells) or not all(folder.complete for folder in folders):
+        keys = [cell.key for cell in expand(self.recipe, model, ModelInfo(**known))]
+        if not all((self.out / "cells" / key / DONE).exists() for key in keys):
             return []
-        note_cells(self.about, [cell.key for cell in cells])
-        return folders
-
-    def read_questions(self) -> None:
-        """Before a model is loaded: what cannot be read is told at once."""
-        for task in self.recipe.tasks:
-            self._questions_of(task)
-
-    def _questions_of(self, task: str) -> dict[str, str]:
-        """Their digest, by its name; the items of a tiny task come from code."""
-        if task not in self._questions:
-            self._questions[task] = {} if is_tiny(task) else {"questions": questions_digest(task, self.data)}
-        return self._questions[task]
+        note_cells(self.about, keys)
+        return [CellFolder(self.out / "cells" / key) for key in keys]
 
     def changed(self, folder: CellFolder) -> list[str]:
-        """What a complete cell depends on and is no longer as it was, as far as that costs next to nothing."""
+        """What has changed since a complete cell was measured, as far as finding out costs next to nothing."""
         cell = folder.cell
         on_hub = self.data is None and cell.task in BENCHMARKS
-        now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self._questions_of(cell.task))
+        now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self.questions(cell.task))
         return changed(folder.about, now)
 
-    def measure_model(self, checkpoint: Checkpoint, executor: Executor) -> list[CellFolder]:
+    def measure_model(self, model: Checkpoint, executor: Executor) -> list[CellFolder]:
         """The model's cells, all of them complete."""
-        cells = expand(self.recipe, checkpoint, executor.info)
+        info = executor.info
+        cells = expand(self.recipe, model, info)
         for cell in cells:
             executor.check(*cell.decoding())
-        weights = fingerprint(checkpoint.path, revision=checkpoint.revision)
-        noted = {cell.key: self._noted(cell, executor.info, weights) for cell in cells}
-        for cell in cells:
-            self._make_room(cell, noted[cell.key])
-        self.about["models"][checkpoint.name] = asdict(executor.info)
-        note_cells(self.about, noted)
+        here = {"versions": versions(), "device_name": info.device_name, "threads": info.threads, "warm_up": WARM_UP}
+        here["weights"] = fingerprint(model.path, revision=model.revision)
+        folders = [self._open(cell, here) for cell in cells]
+        self.about["models"][model.name] = asdict(info)
+        note_cells(self.about, [cell.key for cell in cells])
         save_run(self.out, self.about)
-        folders = [self._open(cell, noted[cell.key]) for cell in cells]
-        work = [_passes(each.cell) * max(0, each.cell.items - len(each.generations)) for each in folders]
-        for at, cell in enumerate(cells):
-            if not folders[at].complete:
-                folders[at] = self._open(cell, noted[cell.key])  # a run beside this one may have finished it meanwhile
-            if not folders[at].complete:
-                self._measure_cell(executor, folders[at], partial(self._tell, cells, at, work, len(folders[at].scores)))
-        self.cells += len(cells)
-        self.measured += 1
-        return folders
+        return [
+            folder if folder.complete else self._measure_cell(executor, folder, partial(self._tell, model, cells, at))
+            for at, folder in enumerate(folders)
+        ]
 
-    def _tell(self, cells: list[Cell], at: int, work: list[float], before: int, done: int, items: int) -> None:
-        """Every model counts the same: the cost of one that is not loaded yet is unknown."""
-        spent = sum(work[:at]) + work[at] * (done - before) / max(1, items - before)
+    def _tell(self, model: Checkpoint, cells: list[Cell], at: int, done: int, items: int) -> None:
+        """Every model counts the same: the cells of one that is not loaded yet are unknown."""
+        models, before = len(self.recipe.models), self.recipe.models.index(model)
+        work = [_passes(cell) for cell in cells]
+        share = (sum(work[:at]) + work[at] * done / max(1, items)) / sum(work)
         progress = Progress(
             cell=cells[at],
-            number=self.cells + at + 1,
-            cells=self.cells + len(cells) * (self.models - self.measured),
+            number=before * len(cells) + at + 1,
+            cells=models * len(cells),
             done=done,
             items=items,
-            share=min(1.0, (self.measured + spent / (sum(work) or 1.0)) / self.models),
+            share=(before + share) / models,
             beside=tuple(cells),
             reused=self.reused.total(),
         )
         self.on_progress(progress)
 
-    def _noted(self, cell: Cell, info: ModelInfo, weights: str) -> dict[str, Any]:
-        """What the answers and times of a cell depend on, if it is measured now."""
-        here = {"device_name": info.device_name, "threads": info.threads, "warm_up": WARM_UP, "weights": weights}
-        code = {"code": code_digest(cell.decoding()[0])}
-        return {"versions": versions([cell.task]), **here, **code, **self._questions_of(cell.task)}
-
-    def _make_room(self, cell: Cell, noted: dict[str, Any]) -> None:
-        """Discard the cell if it is to be measured anew; refuse to mix items that depend on other things."""
-        place = self.out / "cells" / cell.key
+    def _open(self, cell: Cell, here: dict[str, Any]) -> CellFolder:
         if self.fresh:
-            shutil.rmtree(place, ignore_errors=True)
-        elif has_items(place) and (differ := changed(read_whole(place / CELL, SCHEMA), noted)):
-            raise UnmaskError(f"{self.out} holds results of {cell.model} with other {' and '.join(differ)}; {WAYS_OUT}")
+            shutil.rmtree(self.out / "cells" / cell.key, ignore_errors=True)
+        about = {**here, "code": code_digest(cell.decoding()[0]), **self.questions(cell.task)}
+        folder = CellFolder.open(self.out, cell, about)
+        if differ := changed(folder.about, about):
+            raise other_results(self.out, [(cell.model, name) for name in differ])
+        return folder
 
-    def _open(self, cell: Cell, noted: dict[str, Any]) -> CellFolder:
-        shared = {"shared": self.recipe.shared}
-        if not self.fresh and (name := reuse(self.out, cell, noted | shared)) is not None:
-            self.reused[name] += 1
-        return CellFolder.open(self.out, cell, noted)
-
-    def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> None:
-        cell, before = folder.cell, len(folder.generations)
+    def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> CellFolder:
+        """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""
+        if not self.fresh:
+            if name := reuse(folder, shared=self.recipe.shared):
+                self.reused[name] += 1
+                return CellFolder(folder.folder)
+            begin_with_fewer_items(folder, shared=self.recipe.shared)
         if self.recipe.shared:
             folder.note(shared=True)
-        task = TinyTask(cell, executor) if is_tiny(cell.task) else BenchmarkTask(cell, executor, self.data)
+        cell, before = folder.cell, len(folder.generations)
+        tiny = tiny_suite.knows(cell.task)
+        task = tiny_suite.TinyTask(cell, executor) if tiny else BenchmarkTask(cell, executor, self.data)
         measure(executor, task, folder, on_item=on_item)
         self.new_cells += 1
         self.new_items += len(folder.generations) - before
+        return folder
+
+
+def _questions(task: str, *, data: Path | None) -> dict[str, str]:
+    """The digest of a task's questions, for cell.json; none for a tiny task, whose questions come from code."""
+    return {} if tiny_suite.knows(task) else {"questions": records_digest(questions_of(task, data))}
 
 
 def _passes(cell: Cell) -> float:
-    """That an item is likely to take: exact for a fixed number of tokens a pass, else a guess."""
+    """The passes that an item is likely to take: exact for a fixed number of tokens a pass, else a guess."""
     length, tokens = cell.settings["max_tokens"], cell.policy.get("tokens_per_pass", 8)
     passes = cell.policy.get("passes")
     return passes * length / cell.settings["block_size"] if passes else length / tokens

@@ -1,28 +1,30 @@
-"""The folder of a run, apart from its cells: the lock, and run.json, which says how the run was made."""
+"""The folder of a run: its lock, run.json, which says how the run was made, and cells taken from the runs beside it.
+
+RUN/run.json   the recipe as it was resolved, versions, models, command, the keys of its cells
+RUN/cells/     see store.py
+RUN/.lock      held while a process works here
+"""
 
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+import shutil
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from unmask import __version__
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.evals import tiny_suite
+from unmask.evals.digests import CIRCUMSTANCES, changed, versions
 from unmask.evals.recipe import Recipe
-from unmask.evals.store import has_items, read_whole, write_whole
+from unmask.evals.store import CELL, DONE, CellFolder, has_items, read_whole, write_whole
 
 SCHEMA = "unmask.run/1"
 RUN, LOCK = "run.json", ".lock"
 
-# Keys of a recipe that may differ when a run is taken up again: they change no result, or only how it is shown.
-FREE, SHOWN = ("name", "data_dir", "allow_unsandboxed", "shared"), ("title", "table")
+# Keys of a recipe that may differ when a run is taken up again: no result depends on them.
+FREE = ("name", "title", "table", "data_dir", "allow_unsandboxed", "shared")
 LISTS = ("models", "policies", "settings", "tasks")  # these may grow, and so may the limit
 
 
@@ -54,9 +56,9 @@ def locked(out: Path) -> Generator[None]:
                     out.rmdir()
 
 
-def open_run(recipe: Recipe, out: Path, command: str) -> dict[str, Any]:
-    """What run.json is to say: what it says, if the folder holds this very recipe, else that the recipe has grown."""
-    path, resolved = out / RUN, recipe.to_dict()
+def open_run(out: Path, recipe: Recipe, command: str) -> dict[str, Any]:
+    """The content for run.json: what it has, if the folder holds this very recipe, else that of a new or grown one."""
+    path, resolved = out / RUN, json.loads(json.dumps(asdict(recipe)))
     new = {
         "schema": SCHEMA,
         "recipe": recipe.name,
@@ -64,7 +66,7 @@ def open_run(recipe: Recipe, out: Path, command: str) -> dict[str, Any]:
         "title": recipe.title,
         "command": command,
         "resolved": resolved,
-        "versions": versions(recipe.tasks),
+        "versions": versions(),
         "models": {},
         "cells": [],
     }
@@ -72,39 +74,80 @@ def open_run(recipe: Recipe, out: Path, command: str) -> dict[str, Any]:
         return new
     if not path.exists():
         raise UnmaskError(f"{out} holds cells but no run.json; choose another --out")
-    about = read_whole(path, SCHEMA)
-    before = about["resolved"]
-    differ = [key for key in resolved if key not in FREE and before.get(key) != resolved[key]]
-    if clash := [key for key in differ if not _grown(key, before.get(key), resolved[key])]:
+    found = read_whole(path, SCHEMA)
+    before = found["resolved"]
+    if clash := [key for key in resolved if not _covers(key, before.get(key), resolved[key])]:
         hint = "choose another --out; finished cells that are equal are reused"
         raise UnmaskError(f"{out} holds a run with other values of {', '.join(clash)}; {hint}")
-    return new | {"models": about["models"]} if differ else about
+    return found if before == resolved else new | {"models": found["models"]}
 
 
-def _grown(key: str, before: Any, now: Any) -> bool:
+def _covers(key: str, before: Any, now: Any) -> bool:
     """Whether everything that was asked for before is asked for now."""
     if key in LISTS:
         return all(item in now for item in before)
-    return key in SHOWN or (key == "limit" and before is not None and (now is None or now >= before))
+    grown = key == "limit" and before is not None and (now is None or now >= before)
+    return before == now or key in FREE or grown
 
 
 def note_cells(about: dict[str, Any], keys: Iterable[str]) -> None:
-    """Which cells belong to the recipe as it is now; the folder may hold others from when it was smaller."""
+    """Add to the cells of the recipe as it is now; the folder may hold others from when the recipe was smaller."""
     about["cells"] = list(dict.fromkeys([*about["cells"], *keys]))
 
 
 def save_run(out: Path, about: dict[str, Any]) -> None:
-    """Write run.json where it says something else."""
-    path, text = out / RUN, json.dumps(about, indent=1)
-    if not path.exists() or path.read_text(encoding="utf-8").rstrip() != text:
-        write_whole(path, text)
+    """Write run.json if its content changes."""
+    if not (out / RUN).exists() or read_whole(out / RUN, SCHEMA) != about:
+        write_whole(out / RUN, about)
 
 
-def versions(tasks: Iterable[str]) -> dict[str, str]:
-    """Of what the numbers depend on."""
-    found = {"python": platform.python_version(), "unmask": __version__, "torch": torch.__version__}
-    if not all(tiny_suite.knows(task) for task in tasks):
-        for name in ("lm_eval", "math-verify"):
-            with suppress(PackageNotFoundError):
-                found[name] = version(name)
-    return found
+def other_results(out: Path, stale: Sequence[tuple[str, str]]) -> UnmaskError:
+    """The error for a folder with stale results; `stale`: pairs of a model and what changed, such as code."""
+    models, things = (sorted(set(column)) for column in zip(*stale, strict=True))
+    ways_out = "choose another --out, or discard them with --fresh"
+    return UnmaskError(f"{out} holds results of {', '.join(models)} with other {' and '.join(things)}; {ways_out}")
+
+
+def reuse(own: CellFolder, *, shared: bool) -> str | None:
+    """Copy the cell from a run beside this one that measured it in the same way; returns the name of that run."""
+    run = own.folder.resolve().parents[1]
+    for done in sorted(run.parent.glob(f"*/cells/{own.folder.name}/{DONE}")):
+        if found := _measured_alike(done.parent, own, shared=shared):
+            found.setdefault("taken_from", done.relative_to(run.parent).parts[0])
+            part = run / ".copying"
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(done.parent, part)
+            write_whole(part / CELL, found)
+            shutil.rmtree(own.folder)
+            part.rename(own.folder)  # a copy that is cut short never gets here
+            return found["taken_from"]
+    return None
+
+
+def begin_with_fewer_items(own: CellFolder, *, shared: bool) -> None:
+    """Copy the items of the same cell under a lower limit, if they were decoded one by one.
+
+    In other batches they might come out differently.
+    """
+    if own.cell.batch_size > 1 or own.generations:
+        return
+    for done in sorted(own.folder.parent.glob(f"*/{DONE}")):
+        found = _measured_alike(done.parent, own, shared=shared)
+        if found and found["cell"] == own.about["cell"] | {"items": found["cell"]["items"]}:
+            fewer = CellFolder(done.parent)
+            own.add(list(fewer.generations.values()))
+            own.add_scores(fewer.scores)
+            return
+
+
+def _measured_alike(folder: Path, own: CellFolder, *, shared: bool) -> dict[str, Any] | None:
+    """The notes of a cell, if it was measured as `own` would be now; None if it was not, or is damaged.
+
+    Times of a shared device are good enough only where the device is shared here as well.
+    """
+    try:
+        found = read_whole(folder / CELL, own.about["schema"])
+    except UnmaskError:
+        return None
+    differs = changed(found, own.about, CIRCUMSTANCES) or (found.get("shared") and not shared)
+    return None if differs else found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,31 +45,30 @@ class CellFolder:
         """The cell's folder in that run, made where it holds nothing; `about` is what else to note of the cell."""
         folder = run / "cells" / cell.key
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / CELL).exists() or not has_items(folder):
-            write_whole(folder / CELL, json.dumps({"schema": SCHEMA, "cell": cell.to_dict(), **about}, indent=1))
+        if not has_items(folder):
+            write_whole(folder / CELL, {"schema": SCHEMA, "cell": asdict(cell), **about})
         for name in (ITEMS, SCORES):
             _mend(folder / name)
         return cls(folder)
 
     @property
     def complete(self) -> bool:
-        """Whether every item is scored; a task may have fewer items than were asked for."""
-        return (self.folder / DONE).exists() or 0 < self.cell.items <= len(self.scores)
+        """Whether no item is left; a task may have fewer items than were asked for."""
+        return (self.folder / DONE).exists()
 
     def note(self, **values: Any) -> None:
         """Add to what is known of how the cell was measured."""
         self.about |= values
-        write_whole(self.folder / CELL, json.dumps(self.about, indent=1))
+        write_whole(self.folder / CELL, self.about)
 
     def finish(self) -> None:
         """Note that no item is left."""
-        write_whole(self.folder / DONE, json.dumps({"items": len(self.scores)}))
+        write_whole(self.folder / DONE, {"items": len(self.scores)})
 
-    def add(self, generations: Iterable[Generation]) -> None:
+    def add(self, generations: Sequence[Generation]) -> None:
         """Write finished items, then know them."""
-        rows = list(generations)
-        _append(self.folder / ITEMS, [asdict(row) for row in rows])
-        self.generations |= {row.id: row for row in rows}
+        _append(self.folder / ITEMS, [asdict(row) for row in generations])
+        self.generations |= {row.id: row for row in generations}
 
     def add_scores(self, scores: dict[int, dict[str, float]]) -> None:
         _append(self.folder / SCORES, [{"id": number, "scores": found} for number, found in scores.items()])
@@ -100,9 +99,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         file.flush()
         os.fsync(file.fileno())
 
@@ -114,11 +112,11 @@ def _mend(path: Path) -> None:
             file.truncate(content.rfind(b"\n") + 1)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, about: dict[str, Any]) -> None:
     """Replace a file at once: a reader never sees half of it."""
     part = path.with_suffix(".part")
     with part.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
+        file.write(json.dumps(about, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
@@ -128,7 +126,7 @@ def read_whole(path: Path, schema: str) -> dict[str, Any]:
     """What `write_whole` wrote, if it is of that form."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UnmaskError(f"{path} is damaged: {error}; remove the folder {path.parent}") from error
     if not isinstance(about, dict) or about.get("schema") != schema:
         raise UnmaskError(f"{path} is not of the form {schema}")

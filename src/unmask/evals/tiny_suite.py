@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from unmask import tasks
 from unmask.engine.prompts import encode_prompt
-from unmask.evals.cell import Cell, Generation
+from unmask.evals.cell import Cell, Generation, ModelInfo
 from unmask.evals.executor import Question
 from unmask.evals.prompts import TextModel
 from unmask.tasks import Item, Task
 
-DEFAULT_ITEMS = 500
+ITEMS = 500
+BATCH, BATCH_ON_CUDA = 32, 512  # rows that keep the device busy
 COUNTDOWN_SIZES = (3, 4)
 
 
@@ -28,6 +30,13 @@ def find(name: str) -> Task:
     """The task of that name, which may have a size behind it."""
     base, dash, size = name.rpartition("-")
     return tasks.get(base, numbers=int(size)) if dash and knows(name) else tasks.get(name)
+
+
+def describe_tiny(task: str, model: ModelInfo) -> dict[str, Any]:
+    """The fields of a cell that depend on the task, with the documented lengths among the settings."""
+    found = find(task)
+    lengths = {"max_tokens": found.max_tokens, "block_size": found.block_size}
+    return {"items": ITEMS, "batch_size": BATCH_ON_CUDA if model.device == "cuda" else BATCH, "settings": lengths}
 
 
 def items_of(cell: Cell) -> list[Item]:

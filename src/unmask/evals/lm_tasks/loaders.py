@@ -1,4 +1,4 @@
-"""The records of each benchmark, from JSON lines in a folder or from the hub; and the fixed shots of MATH.
+"""The benchmarks of the paper: how they are run, and their records, from JSON lines in a folder or from the hub.
 
 lm-eval calls `splits` with what a task's file and the task manager say: `data_dir` is the folder, or missing for the
 hub.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import gzip
 import hashlib
-import importlib.util
 import json
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ BENCHMARKS = {
 
 
 def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
-    """The records of a benchmark, in the same order from every known."""
+    """The records of a benchmark, in the same order from every source."""
     known = BENCHMARKS[task]
     if data_dir is None:
         rows = [row for config in known.configs for row in _hub(known.hub, config, split)]
@@ -86,34 +86,28 @@ def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
 
 
 def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
-    """As lm-eval wants them: split -> Dataset."""
+    """The splits as lm-eval wants them, name -> Dataset, with nothing but the fields that show in a result."""
     from datasets import Dataset
 
-    names = filter(None, ("test", BENCHMARKS[task].shot_split))
-    return {split: Dataset.from_list(records(task, data_dir, split)) for split in names}
+    known = BENCHMARKS[task]
 
+    def dataset(split: str) -> Dataset:
+        rows = records(task, data_dir, split)
+        return Dataset.from_list([{key: row.get(key) for key in (*known.fields, *known.optional)} for row in rows])
 
-def used_records(task: str, data_dir: str | None) -> list[Row]:
-    """The questions of a benchmark, then its shots, with nothing but the fields that show in a result."""
-    known, rows = BENCHMARKS[task], records(task, data_dir)
-    rows = rows + (records(task, data_dir, known.shot_split) if known.shot_split else [])
-    rows = rows + (minerva_shots() if task in ("math", "math500") else [])
-    return [{field: row.get(field) for field in (*known.fields, *known.optional)} for row in rows]
+    return {split: dataset(split) for split in ("test", known.shot_split) if split}
 
 
 def minerva_shots() -> list[Row]:
-    """The four worked examples of the Minerva protocol, out of lm-eval's own file.
+    """The four worked examples of MATH, out of lm-eval's own file.
 
-    Read, never imported: the module insists on a version of antlr that math-verify does not work with.
+    The file is read, not imported: it insists on an older antlr than the one that is installed.
     """
-    package = importlib.util.find_spec("lm_eval")
-    assert package is not None
-    assert package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0]) / "tasks" / "minerva_math" / "utils.py"
+    path = resources.files("lm_eval.tasks") / "minerva_math" / "utils.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == "list_fewshot_samples":
-            returned = next(step.value for step in node.body if isinstance(step, ast.Return))
-            return ast.literal_eval(returned) if returned else []
+        match node:
+            case ast.FunctionDef(name="list_fewshot_samples", body=[ast.Return(value=ast.List() as samples)]):
+                return ast.literal_eval(samples)
     raise UnmaskError(f"{path}: the shots of the Minerva protocol are not where lm-eval 0.4.13 has them")
 
 
