@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unmask.evals import statistics
+from unmask.report import statistics
 from unmask.evals.cell import Cell, Generation
 from unmask.evals.store import CellFolder
 from unmask.settings import Settings

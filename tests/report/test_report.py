@@ -10,7 +10,7 @@ from synthetic_runs import aup_of, cell_of, describe, write
 
 from unmask import policies
 from unmask.errors import UnmaskError
-from unmask.evals.statistics import wilson
+from unmask.report.statistics import wilson
 from unmask.report import paper, report
 from unmask.report.runs import read_runs
 from unmask.report.table import Entry

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from unmask.evals.statistics import Estimate
+from unmask.report.statistics import Estimate
 from unmask.report import compare
 from unmask.report.measured import Measured, common_items, estimate_of, value_of
 from unmask.report.table import Column, Table, estimate, words

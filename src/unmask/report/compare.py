@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unmask.evals import statistics
-from unmask.evals.statistics import Estimate, Paired
+from unmask.report import statistics
+from unmask.report.statistics import Estimate, Paired
 from unmask.report.measured import Measured, Sums, common_items, estimate_of, value_of
 
 Thing = TypeVar("Thing")

@@ -13,9 +13,9 @@ from typing import Any, final
 import numpy as np
 
 from unmask.errors import UnmaskError
-from unmask.evals import statistics
+from unmask.report import statistics
 from unmask.evals.cell import Cell
-from unmask.evals.statistics import Estimate
+from unmask.report.statistics import Estimate
 from unmask.evals.store import CellFolder
 
 COUNTS = ("reference", "answer")  # the two ways to count tokens

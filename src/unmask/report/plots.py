@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnmaskError
-from unmask.evals.statistics import Estimate
+from unmask.report.statistics import Estimate
 from unmask.report.compare import baseline_of, groups, questions, sweep_of, sweeps
 from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, value_of

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unmask.evals import statistics
-from unmask.evals.statistics import Estimate
+from unmask.report import statistics
+from unmask.report.statistics import Estimate
 from unmask.report import compare, paper, tables
 from unmask.report.compare import baseline_of, groups, questions
 from unmask.report.labels import changes, labels, with_parameters

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unmask.evals.statistics import Estimate
+from unmask.report.statistics import Estimate
 
 NOTHING = "–"
 LONG = 30  # letters that a column of a page can hold without a break

@@ -12,7 +12,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from unmask.evals.statistics import Estimate
+from unmask.report.statistics import Estimate
 from unmask.report.compare import paired, questions, speedup
 from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of, value_of
 from unmask.report.paper import Printed
