@@ -178,10 +178,11 @@ def evaluate(
     if finished.changed:
         changed = " and ".join(finished.changed)
         terminal.note(f"since it was measured, the {changed} changed; --fresh measures it anew")
+    cells = flags.measured(finished.cells)
     if as_json:
-        print("\n".join(json.dumps(cell.to_dict(), ensure_ascii=False) for cell in flags.measured(finished.cells)))
+        print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        terminal.show_cells(flags.measured(finished.cells))
+        terminal.show_tables([summary(cells)])
 
 
 @app.command()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from unmask.conversation import Conversation
     from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
-    from unmask.report.measured import Measured
-    from unmask.report.table import Column, Entry
     from unmask.report.table import Table as Described
     from unmask.types import StepEvent, StreamEvent
 
@@ -103,9 +101,7 @@ def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
     from unmask.report.labels import labels
     from unmask.report.measured import Measured
 
-    nothing: dict[str, Any] = {"about": {}, "ids": (), "complete": False, "columns": {}, "scores": {}}
-    asked = [Measured(run="", cell=cell, **nothing) for cell in cells]
-    return {each.cell.key: label for each, label in labels(asked).items()}
+    return {each.cell.key: label for each, label in labels([Measured(run="", cell=cell) for cell in cells]).items()}
 
 
 def is_terminal(stream: Any) -> bool:
@@ -169,71 +165,45 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
-def show_cells(cells: list[Measured]) -> None:
-    """Accuracy of each cell with its 95 % interval, and passes; `unmask report` has the rest."""
-    from unmask.report.labels import labels
-    from unmask.report.table import estimate
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("model", "task", "policy", "block", "items", "accuracy %", "passes"):
-        left = heading in ("model", "task", "policy")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "policy", overflow="fold")
-    for cell, label in labels(cells).items():
-        block, passes = str(cell.cell.settings["block_size"]), estimate(cell.passes()).text
-        table.add_row(cell.model, cell.cell.task, label, block, str(cell.done), str(estimate(cell.accuracy())), passes)
-    # A file or a pipe has no width: nothing is folded there.
-    Console(highlight=False, width=None if is_terminal(sys.stdout) else 200).print(table)
-
-
 PIPE = 160  # letters of a line where no screen tells how many there are
 
 
 def show_tables(tables: list[Described]) -> None:
-    """The tables of a report, without those that are for files only.
+    """The tables of a report. A number is never folded, words may be.
 
-    A number is never folded, words may be. A narrow screen leaves out the columns that can be spared, and says so.
+    A narrow screen leaves out columns from the right until the rest fits, and says so.
     """
+    console = Console(highlight=False)
+    screen = console.width if console.is_terminal else PIPE
     for described in tables:
-        if described.details:
-            continue
-        console = Console(highlight=False)
-        screen = console.width if console.is_terminal else PIPE
-        columns, left_out = list(described.columns), []
-        table = _drawn(described, columns)
-        while console.is_terminal and _widths(console, table).minimum > screen and any(c.spare for c in columns):
-            left_out.append(max(columns, key=lambda column: column.spare))
-            columns.remove(left_out[-1])
-            table = _drawn(described, columns)
-        widths = _widths(console, table)
-        console.width = max(console.width, min(widths.maximum, max(screen, widths.minimum)))
+        shown = len(described.columns)
+        while _widths(console, _drawn(described, shown)).minimum > screen and console.is_terminal and shown > 1:
+            shown -= 1
+        table = _drawn(described, shown)
+        console.width = max(screen, _widths(console, table).minimum)
         console.print(Text(described.title, style="bold"))
         console.print(table)
-        if left_out:
-            titles = ", ".join(column.title for column in left_out)
-            console.print(Text(f"No room here for: {titles}. A wider screen and --format markdown show all.", "dim"))
+        if left_out := ", ".join(column.title for column in described.columns[shown:]):
+            console.print(Text(f"No room here for: {left_out}. A wider screen and --format markdown show all.", "dim"))
         for note in described.notes:
             console.print(Text(note, style="dim"))
         console.print()
 
 
-def _drawn(described: Described, columns: list[Column]) -> Table:
-    """The table with these columns, of which each is at least as wide as a number with its interval, or as a word."""
+def _drawn(described: Described, shown: int) -> Table:
+    """The table with its first columns, each at least as wide as a number with its interval, or as a word."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    rows = [dict(zip(described.columns, described.entries(row), strict=True)) for row in described.rows]
-    for column in columns:
-        texts = [column.title, *(str(row[column]) for row in rows)]
-        least = max((len(part) for text in texts for part in (text.split() if column.words else [text])), default=1)
-        side = "left" if column.words else "right"
-        table.add_column(Text(column.title), justify=side, no_wrap=not column.words, min_width=least)
+    rows = [row[:shown] for row in described.shown()]
+    for at, column in enumerate(described.columns[:shown]):
+        texts = [column.title, *(str(row[at]) for row in rows)]
+        least = max(len(part) for text in texts for part in (text.split() if column.decimals is None else [text]))
+        side, whole = ("left", False) if column.decimals is None else ("right", True)
+        table.add_column(Text(column.title), justify=side, no_wrap=whole, min_width=least)
     for number, row in enumerate(rows):
         if number in described.sections:
             table.add_section()
-        table.add_row(*(_entry(row[column]) for column in columns))
+        table.add_row(*(Text.assemble((e.text, "bold" * e.best), f" {e.interval}" * bool(e.interval)) for e in row))
     return table
-
-
-def _entry(entry: Entry) -> Text:
-    return Text.assemble((entry.text, "bold" if entry.best else ""), f" {entry.interval}" if entry.interval else "")
 
 
 def _widths(console: Console, table: Table) -> Measurement:

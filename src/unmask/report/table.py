@@ -7,44 +7,22 @@ import io
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from unmask.report.statistics import Estimate
 
 NOTHING = "–"
-LONG = 30  # letters that a column of a page can hold without a break
-MOST_COLUMNS = 10  # that a page can hold at its own size
-LETTERS = '\\{}$&#%_~^<>|"×–−→τ≤≥±÷·≈…—’“”'
+LONG = 30  # letters; a LaTeX column of longer words is broken into lines
+LETTERS = '\\{}$&#%_~^<>|"×–−→τ≤≥±÷·≈—’“”'
 IN_LATEX = (
     r"\textbackslash{} \{ \} \$ \& \# \% \_ \textasciitilde{} \textasciicircum{} \textless{} \textgreater{} "
-    r"\textbar{} '' $\times$ -- $-$ $\to$ $\tau$ $\leq$ $\geq$ $\pm$ $\div$ $\cdot$ $\approx$ \ldots{} --- ' `` ''"
+    r"\textbar{} '' $\times$ -- $-$ $\to$ $\tau$ $\leq$ $\geq$ $\pm$ $\div$ $\cdot$ $\approx$ --- ' `` ''"
 )
 LATEX = dict(zip(LETTERS, IN_LATEX.split(), strict=True))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What stands in one place of a table: words, or a number with its interval, rounded and in full."""
-
-    text: str = NOTHING  # the part that bold print applies to
-    interval: str = ""
-    value: float | int | None = None
-    low: float | None = None
-    high: float | None = None
-    best: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.text} {self.interval}".rstrip()
-
-    def to_plain(self) -> Any:
-        """A string, a number or None, or a number with its interval."""
-        if self.value is None:
-            return None if self.text == NOTHING else self.text
-        return self.value if self.low is None else {"value": self.value, "low": self.low, "high": self.high}
-
-
-Row = dict[str, Entry]  # column key -> entry; an empty entry may be missing
+Value = str | float | int | Estimate | None  # None and the empty text: nothing to say
+Row = dict[str, Value]  # column key -> value, unrounded; a value that says nothing may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +31,20 @@ class Column:
 
     key: str
     title: str
-    words: bool = False  # left-aligned text
-    wanted: str | None = None  # 'high' or 'low': which value is the best of the column
-    spare: int = 0  # a narrow screen leaves out the column with the highest number first; 0: never
+    decimals: int | None = None  # of its numbers; None: words, to the left
+    suffix: str = ""
+    wanted: str = ""  # 'high' or 'low': which value is the best of the column
+
+
+class Shown(NamedTuple):
+    """What is printed in one place of a table. Bold print applies to the text alone."""
+
+    text: str = NOTHING
+    interval: str = ""
+    best: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.interval}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,136 +56,111 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row]
     notes: Sequence[str] = ()
-    details: bool = False  # for files: too long for a terminal
     sections: Sequence[int] = ()  # rows above which a line is drawn
+    fair: Sequence[bool] = ()  # whether a row may have the best of a column; without it, none may
 
-    def entries(self, row: Row) -> list[Entry]:
-        """The entry of every column."""
-        return [row.get(column.key, Entry()) for column in self.columns]
+    def shown(self) -> list[list[Shown]]:
+        """Every row as it is printed. Several values of a column are the best where they are equal, none where all are."""
+        fair, columns = self.fair or [False] * len(self.rows), []
+        for column in self.columns:
+            values = [row.get(column.key) for row in self.rows]
+            numbers = [v.value if isinstance(v, Estimate) else v for v in values]
+            known = {number for number, ok in zip(numbers, fair, strict=True) if ok and number is not None}
+            best = (max if column.wanted == "high" else min)(known) if column.wanted and len(known) > 1 else None
+            marks = [ok and best is not None and number == best for number, ok in zip(numbers, fair, strict=True)]
+            columns.append([Shown(*printed(v, column), mark) for v, mark in zip(values, marks, strict=True)])
+        return [list(row) for row in zip(*columns, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        columns = {column.key: column.title for column in self.columns}
-        entries = [[entry.to_plain() for entry in self.entries(row)] for row in self.rows]
-        rows = [dict(zip(columns, row, strict=True)) for row in entries]
-        return {"name": self.name, "title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
+        about = {"name": self.name, "title": self.title, "notes": list(self.notes)}
+        rows = [record({column.key: row.get(column.key) for column in self.columns}) for row in self.rows]
+        return about | {"columns": {column.key: column.title for column in self.columns}, "rows": rows}
 
 
-def words(text: str) -> Entry:
-    return Entry(text=text or NOTHING)
+def printed(value: Value, column: Column) -> tuple[str, str]:
+    """A rounded value and its interval. An interval without width says that all items are equal: it is left out."""
+
+    def rounded(*numbers: float) -> str:
+        return ", ".join(f"{number:.{column.decimals or 0}f}" for number in numbers).replace("-", "−")
+
+    if value is None or isinstance(value, str):
+        return value or NOTHING, ""
+    if isinstance(value, Estimate):
+        low, high = value.interval or (0.0, 0.0)
+        return rounded(value.value) + column.suffix, f"[{rounded(low, high)}]" if low < high else ""
+    least = 10 ** -(column.decimals or 0)
+    return f"< {least:g}" if 0 < value < least else rounded(value) + column.suffix, ""
 
 
-def number(value: float | int | None, decimals: int = 1, suffix: str = "") -> Entry:
-    return Entry() if value is None else Entry(text=_rounded(decimals, value) + suffix, value=value)
-
-
-def estimate(found: Estimate | None, decimals: int = 1, suffix: str = "") -> Entry:
-    """An interval without width is left out: all items are equal, or there is only one."""
-    entry = number(found and found.value, decimals, suffix)
-    low, high = (found and found.interval) or (0.0, 0.0)
-    return entry if low == high else replace(entry, interval=f"[{_rounded(decimals, low, high)}]", low=low, high=high)
-
-
-def _rounded(decimals: int, *values: float | int) -> str:
-    return ", ".join(f"{value:.{decimals}f}" for value in values).replace("-", "−")
-
-
-def mark_best(columns: Sequence[Column], rows: Sequence[Row], fair: Sequence[bool]) -> list[Row]:
-    """The rows with the best value of each column marked: several where they are equal, none where all are.
-
-    A row that is not `fair` is neither marked nor compared with.
-    """
-    marked = [dict(row) for row in rows]
-    for column in columns:
-        of_row = [row.get(column.key, Entry()).value if ok else None for row, ok in zip(rows, fair, strict=True)]
-        values = {value for value in of_row if value is not None}
-        if column.wanted and len(values) > 1:
-            best = max(values) if column.wanted == "high" else min(values)
-            for row, value in zip(marked, of_row, strict=True):
-                if value == best:
-                    row[column.key] = replace(row[column.key], best=True)
-    return marked
+def record(row: Row) -> dict[str, Any]:
+    """A row as plain data: unrounded numbers, and two more keys for an interval."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Estimate):
+            low, high = value.interval or (None, None)
+            found |= {key: value.value, f"{key}_low": low, f"{key}_high": high}
+        elif value not in (None, ""):
+            found[key] = value
+    return found
 
 
 def markdown(table: Table) -> str:
     """A heading, a pipe table, the notes as a list; the best of a column is bold."""
 
-    def cell(entry: Entry) -> str:
-        bold = "**" if entry.best else ""
-        return f"{bold}{plain(entry.text)}{bold} {entry.interval}".rstrip()
+    def cell(shown: Shown) -> str:
+        bold = "**" if shown.best else ""
+        return f"{bold}{plain(shown.text)}{bold} {shown.interval}".rstrip()
 
-    rows = [[column.title for column in table.columns], *([cell(e) for e in table.entries(row)] for row in table.rows)]
+    rows = [[column.title for column in table.columns], *([cell(one) for one in row] for row in table.shown())]
     head, *body = [f"| {' | '.join(row)} |" for row in rows]
-    rule = "|".join(":--" if column.words else "--:" for column in table.columns)
+    rule = "|".join(":--" if column.decimals is None else "--:" for column in table.columns)
     notes = ["", *(f"- {plain(note)}" for note in table.notes)] if table.notes else []
     return "\n".join([f"## {plain(table.title)}", "", head, f"|{rule}|", *body, *notes]) + "\n"
 
 
 def csv_text(table: Table) -> str:
-    """Unrounded numbers; an interval is two more columns. A header line, no title."""
-    keys, lines = [column.key for column in table.columns], []
-    for row in table.rows:
-        line: dict[str, Any] = {}
-        for key, entry in zip(keys, table.entries(row), strict=True):
-            line[key] = entry.to_plain() if entry.value is None else entry.value
-            line |= {} if entry.low is None else {f"{key}_low": entry.low, f"{key}_high": entry.high}
-        lines.append(line)
-    used = {*keys, *(name for line in lines for name in line)}
-    names = [name for key in keys for name in (key, f"{key}_low", f"{key}_high") if name in used]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
+    """A header line, then the records of the table."""
+    records, out = table.to_dict()["rows"], io.StringIO()
+    used = set[str]().union(*records)
+    keys = [column.key + end for column in table.columns for end in ("", "_low", "_high")]
+    writer = csv.DictWriter(out, [key for key in keys if key in used], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows(records)
     return out.getvalue()
 
 
 def latex(table: Table) -> str:
-    r"""A `table` environment to \input into any document that loads booktabs; ASCII only."""
+    r"""A `table` environment to \input into a document with booktabs and adjustbox; ASCII only."""
 
-    def cell(entry: Entry) -> str:
-        text = f"\\textbf{{{escape(entry.text)}}}" if entry.best else escape(entry.text)
-        return f"{text} {{\\scriptsize {escape(entry.interval)}}}" if entry.interval else text
+    def cell(shown: Shown) -> str:
+        text = f"\\textbf{{{escape(shown.text)}}}" if shown.best else escape(shown.text)
+        return f"{text} {{\\scriptsize {escape(shown.interval)}}}" if shown.interval else text
 
-    packages, begin, end = "booktabs", "", ""
-    if len(table.columns) > MOST_COLUMNS:
-        packages, begin, end = "booktabs,graphicx", "\\resizebox{\\linewidth}{!}{%\n", "}"
+    def alignment(column: Column) -> str:
+        is_long = any(len(str(row.get(column.key))) > LONG for row in table.rows)
+        return "r" if column.decimals is not None else "p{0.3\\linewidth}" if is_long else "l"
+
     lines = [
-        f"% needs \\usepackage{{{packages}}}",
+        "% needs \\usepackage{booktabs,adjustbox}",
         "\\begin{table}[t]",
         "\\centering\\footnotesize\\setlength{\\tabcolsep}{4pt}",
-        f"\\caption{{{escape(table.title)}}}",
+        f"\\caption{{{escape(' '.join([f'{table.title}.', *table.notes]))}}}",
         f"\\label{{tab:{re.sub('[^a-zA-Z0-9-]', '-', table.name)}}}",
-        f"{begin}\\begin{{tabular}}{{@{{}}{''.join(_alignments(table))}@{{}}}}",
-        "\\toprule",
-        " & ".join(escape(column.title) for column in table.columns) + r" \\",
-        "\\midrule",
+        "\\begin{adjustbox}{max width=\\linewidth}",
+        f"\\begin{{tabular}}{{@{{}}{''.join(map(alignment, table.columns))}@{{}}}}",
+        f"\\toprule\n{' & '.join(escape(column.title) for column in table.columns)} \\\\\n\\midrule",
     ]
-    for at, row in enumerate(table.rows):
+    for at, row in enumerate(table.shown()):
         lines += ["\\midrule"] if at in table.sections else []
         # An empty group first: a row that begins with a bracket would be read as an option of the line above.
-        lines.append("{}" + " & ".join(cell(entry) for entry in table.entries(row)) + r" \\")
-    lines += ["\\bottomrule", "\\end{tabular}" + end]
-    if table.notes:
-        notes = "\\\\\n".join(escape(note) for note in table.notes)
-        lines += ["\\par\\smallskip", f"\\begin{{minipage}}{{\\linewidth}}\\scriptsize {notes}\\end{{minipage}}"]
-    return "\n".join([*lines, "\\end{table}"]) + "\n"
-
-
-def _alignments(table: Table) -> list[str]:
-    """Numbers to the right, words to the left; columns of long words share most of the page and are broken."""
-    rows = [table.entries(row) for row in table.rows]
-    long = [column.words and any(len(row[at].text) > LONG for row in rows) for at, column in enumerate(table.columns)]
-    share = f"p{{{0.8 / max(2, sum(long)):.2f}\\linewidth}}"
-    return [share if broken else "l" if c.words else "r" for c, broken in zip(table.columns, long, strict=True)]
+        lines.append("{}" + " & ".join(map(cell, row)) + r" \\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{adjustbox}", "\\end{table}"]) + "\n"
 
 
 def escape(text: str) -> str:
     """Text as LaTeX prints it, in ASCII; letters lose their accents, and one not known becomes a question mark."""
-
-    def in_ascii(letter: str) -> str:
-        bare = "".join(part for part in unicodedata.normalize("NFKD", letter) if not unicodedata.combining(part))
-        return bare if bare.isascii() and bare.isprintable() and not set(bare) & LATEX.keys() else "?"
-
-    return "".join(LATEX.get(letter) or in_ascii(letter) for letter in text)
+    letters = (letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    return "".join(LATEX.get(letter, letter if letter.isascii() else "?") for letter in letters)
 
 
 def plain(text: str) -> str:
