@@ -49,7 +49,7 @@ class Scripted:
     def predict(self, tokens, *, plan=None, at=None, shadow=None, **options):
         whole = self.table[: tokens.shape[1]].repeat(len(tokens), 1, 1)
         pick = lambda rows: whole.gather(1, rows[..., None].expand(-1, -1, whole.shape[-1]))  # noqa: E731
-        at = plan.positions if at is None and plan is not None and not plan.is_whole else at
+        at = plan.positions if at is None and plan is not None and not plan.self_contained else at
         return Prediction(
             logits=whole if at is None else pick(at),
             attention=torch.eye(tokens.shape[1]).repeat(len(tokens), 1, 1),

@@ -91,7 +91,7 @@ def drifts_by_hand(calls, mask_id):
     """Of every pass over one row with the prompt (3, 1, 4), one commit a pass; a refresh has none."""
     drifts, reference = [], None
     for number, (tokens, plan, states) in enumerate(calls):
-        if plan.is_whole:
+        if plan.self_contained:
             reference = states[0]
             drifts.append(0.0)
             continue
@@ -114,7 +114,9 @@ def test_a_row_is_refreshed_after_a_pass_whose_open_positions_have_moved_too_far
     # The guided half decides for both.
     guided, unguided = (model.calls[::2], model.calls[1::2]) if guidance else (model.calls, model.calls)
     refreshed = [event.refreshed for event in events]
-    assert refreshed == [plan.is_whole for _, plan, _ in guided] == [plan.is_whole for _, plan, _ in unguided]
+    assert (
+        refreshed == [plan.self_contained for _, plan, _ in guided] == [plan.self_contained for _, plan, _ in unguided]
+    )
     drifts = drifts_by_hand(guided, model.spec.mask_id)
     assert refreshed == [True] + [drift > 0.1 for drift in drifts[:-1]]
     assert 1 < sum(refreshed) < 6  # so that both answers were given

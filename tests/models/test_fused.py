@@ -20,8 +20,9 @@ from unmask.models.transformer import Transformer
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import fused, ops, passes
-from unmask.models.kernels.fused import AttentionTiles, ProductTiles
+from unmask.models.kernels import attention, fused, ops, passes
+from unmask.models.kernels.attention import AttentionTiles
+from unmask.models.kernels.fused import ProductTiles
 from unmask.models.kernels.ops import JointOps, KernelOps
 
 DTYPES = (torch.float32, torch.float16)
@@ -31,7 +32,7 @@ EXACT = {"rtol": 2e-6, "atol": 2e-6}
 
 
 def run(name, *arguments, **options):
-    return getattr(fused, name)(*arguments, **options)
+    return getattr(fused if hasattr(fused, name) else attention, name)(*arguments, **options)
 
 
 @pytest.fixture
@@ -308,7 +309,7 @@ def test_large_scores_in_any_split(kernels):
 
 def test_keys_are_split_only_where_that_occupies_the_device():
     def split(key_heads, asking, dtype=torch.bfloat16):
-        return fused._tiles(dtype, key_heads, asking).split
+        return attention._tiles(dtype, key_heads, asking).split
 
     assert split(32, 32) == 320  # LLaDA, one row
     assert split(16, 224) == split(64, 32) == 512
@@ -349,7 +350,7 @@ def test_what_is_not_contiguous_is_refused():
     case = Case(2, [4])
     qkv, keys, *rest = case.arguments()
     with pytest.raises(ValueError, match="keys must be contiguous"):
-        fused.block_attention(qkv, keys.mT.contiguous().mT, *rest)
+        attention.block_attention(qkv, keys.mT.contiguous().mT, *rest)
     with pytest.raises(ValueError, match="qkv must be contiguous"):
         fused.turn_and_store(qkv.mT.contiguous().mT, rotary_table(32, 8), None, 2, 2, None)
 

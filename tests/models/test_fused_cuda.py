@@ -16,6 +16,7 @@ from unmask.models.rotary import Rotary
 pytest.importorskip("triton")
 
 from unmask.models.kernels import fused
+from unmask.models.kernels.attention import block_attention, ragged_attention
 from unmask.models.kernels.ops import JointOps, KernelOps
 
 pytestmark = [
@@ -124,7 +125,7 @@ def test_attention_within_rows_one_behind_the_other(dtype, h, g, d, never_waitin
     rows = qkv[: sum(lengths)].double().transpose(0, 1).split(lengths, dim=1)
     expected = torch.cat([attend(*heads_of(row, h, g), None)[0] for row in rows])
     never_waiting()
-    found = fused.ragged_attention(qkv, count.cumsum(0) - count, count, h, g, 768)[: sum(lengths), 0]
+    found = ragged_attention(qkv, count.cumsum(0) - count, count, h, g, 768)[: sum(lengths), 0]
     torch.cuda.set_sync_debug_mode("default")
     tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
@@ -147,7 +148,7 @@ def test_attention_of_rows_one_behind_the_other_to_a_store(dtype, h, g, d, never
     expected = torch.cat(expected)
     never_waiting()
     starts = count.cumsum(0) - count
-    found = fused.ragged_attention(qkv, starts, count, h, g, 768, (keys, values, slots, seen))[: sum(lengths), 0]
+    found = ragged_attention(qkv, starts, count, h, g, 768, (keys, values, slots, seen))[: sum(lengths), 0]
     torch.cuda.set_sync_debug_mode("default")
     tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
@@ -216,7 +217,7 @@ class Case:
             self.keys[slot, :, length:] = self.values[slot, :, length:] = torch.nan
 
     def attend(self, longest=None, rows=slice(None)):
-        return fused.block_attention(
+        return block_attention(
             *(self.qkv[rows], self.keys, self.values, self.slots[rows], self.lengths[rows]),
             *(self.h, self.capacity if longest is None else longest),
         )
@@ -288,7 +289,7 @@ def test_a_store_beyond_31_bits():
     for row, slot in enumerate(slots.tolist()):
         assert torch.equal(keys[slot][:, positions[row]], fresh_keys[row])
         assert torch.equal(values[slot][:, positions[row]], fresh_values[row])
-    found = fused.block_attention(qkv, keys, values, slots, lengths, h, 16_384)
+    found = block_attention(qkv, keys, values, slots, lengths, h, 16_384)
     queries = heads_of(qkv, h, g)[0]
     for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         seen = keys[slot, None, :, :length], values[slot, None, :, :length]
@@ -316,7 +317,7 @@ def test_a_graph_replays_them_without_waiting_at_other_places(never_waiting, siz
         total, normed = fused.add_norm(x, update, weight, 1e-5)
         turned = qkv.clone()
         fused.turn_and_store(turned, turns, positions, h, g, (*kept, slots))
-        return total, fused.gate(normed), fused.block_attention(turned, *kept, slots, lengths, h, longest)
+        return total, fused.gate(normed), block_attention(turned, *kept, slots, lengths, h, longest)
 
     held, kept = inputs(0), (keys.clone(), values.clone())
     run(*held, kept)  # compiles
@@ -354,7 +355,7 @@ def test_a_graph_replays_a_layer_without_waiting_at_other_places(never_waiting, 
     def run(ops, x, positions, slots, lengths):
         x, normed = ops.add_norm(x, None, layer.attention_norm)
         turned = ops.project(layer.attention, normed, turns, positions, (*kept, slots))
-        mixed = fused.block_attention(turned, *kept, slots, lengths, h, longest)
+        mixed = block_attention(turned, *kept, slots, lengths, h, longest)
         x, normed = ops.add_norm(x, ops.update(layer.attention.out, mixed), layer.mlp_norm)
         return ops.add_norm(x, ops.update(layer.down, ops.gated(layer.gate_up, normed)), layer.mlp_norm)[0]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, Storage
+from unmask.models.base import PassInputs
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
 
@@ -99,8 +100,10 @@ def run(calls: list[Call], family: str, dtype: torch.dtype, announced: list[tupl
         for call in calls:
             cache = KVCache(storage, SLOTS[: len(call.rows)]) if call.cached else None
             at = None if call.at is None else torch.tensor(call.at)
-            prediction = predict(call.tokens, call.plan, at, cache, call.block_size, states=call.states)
+            asked = {"plan": call.plan, "at": at, "cache": cache, "block_size": call.block_size, "states": call.states}
+            prediction = predict(PassInputs(tokens=call.tokens, **asked))
             assert not prediction.fleeting
+            assert (prediction.states is not None) == call.states
             found.logits.append(prediction.logits)
             found.states.append(prediction.states.clone() if call.states else None)
             found.stored.append(torch.stack([torch.stack(layer) for layer in storage.layers]))
@@ -257,7 +260,7 @@ def prepared(family: str) -> tuple[list[bool], list[Tensor], list[Tensor]]:
     for seed in range(4):
         call = Call(rows=BLOCK, at=AT["block"], seed=seed)
         at = torch.tensor(call.at)
-        prediction = fast.prepare(call.tokens, call.plan, at, cache, None)()
+        prediction = fast.prepare(PassInputs(tokens=call.tokens, plan=call.plan, at=at, cache=cache))()
         fleeting.append(prediction.fleeting)
         found.append((prediction.logits, prediction.logits.clone()))
         expected.append(model.predict(call.tokens, plan=call.plan, at=at, cache=plain).logits)

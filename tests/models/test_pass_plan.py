@@ -20,7 +20,7 @@ def plan_of(*rows):
 
 def test_a_plan_of_whole_rows():
     plan = PassPlan.whole([5, 2], CPU)
-    assert plan.is_whole
+    assert plan.self_contained
     assert plan.spans == [(0, 5), (0, 2)]
     assert plan.sizes == plan.seen == [5, 2]
     assert plan.padded == 10
@@ -30,17 +30,15 @@ def test_a_plan_of_whole_rows():
 
 def test_a_plan_of_parts_of_rows():
     plan = plan_of((4, 8, 12), (2, 4, 9), (9, 10, 10))
-    assert not plan.is_whole
+    assert not plan.self_contained
     assert plan.sizes == [4, 2, 1]
     assert plan.padded == 12
     assert plan.positions.tolist() == [[4, 5, 6, 7], [2, 3, 3, 3], [9, 9, 9, 9]]
     assert plan.visible.tolist() == [12, 9, 10]
-    at = torch.tensor([[4, 7], [3, 2], [9, 9]])
-    assert plan.columns_of(at).tolist() == [[0, 3], [1, 0], [0, 0]]
 
 
 @pytest.mark.parametrize(
-    ("rows", "whole"),
+    ("rows", "expected"),
     [
         ([(0, 4, 4)], True),
         ([(0, 4, 4), (0, 9, 9)], True),
@@ -49,11 +47,8 @@ def test_a_plan_of_parts_of_rows():
         ([(0, 4, 4), (1, 4, 4)], False),
     ],
 )
-def test_a_plan_is_whole_if_every_row_computes_all_that_it_sees(rows, whole):
-    plan = plan_of(*rows)
-    assert plan.is_whole == whole
-    at = torch.tensor([[3]] * len(rows))
-    assert plan.columns_of(at).tolist() == [[3 - first] for first, _, _ in rows]
+def test_a_plan_is_self_contained_if_every_row_computes_all_that_it_sees(rows, expected):
+    assert plan_of(*rows).self_contained == expected
 
 
 def test_tensors_of_a_plan_are_made_once_and_only_if_asked_for():

@@ -7,7 +7,7 @@ from unmask.models.attention import attend
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels.fused import ragged_attention
+from unmask.models.kernels.attention import ragged_attention
 
 LENGTHS = [70, 0, 1, 64, 33]
 COUNT = torch.tensor(LENGTHS)

@@ -139,9 +139,9 @@ def test_whole_canvases_are_packed_unless_their_shape_was_announced(make_llada: 
     for cache in caches:
         found.append([model.predict(tokens, at=at, cache=cache).logits for _ in range(4)])
         passes.announce(model, 2, 33)
-    captured = passes.passes_of(model).captured
-    kinds = [kind for cache in caches for kind, *_ in captured.graphs(cache).whole.captured]
-    assert {isinstance(kind, tuple) and kind[0] == "packed" for kind in kinds} == {True, False}
+    graphs = passes.passes_of(model).graphs
+    kinds = [kind for cache in caches for kind, *_ in graphs.over(cache).whole.captured]
+    assert {"whole" if kind == "whole" else "packed" for kind in kinds} == {"whole", "packed"}
     for same in found:
         assert all(torch.equal(same[0], other) for other in same[1:])
     torch.testing.assert_close(found[0][0], found[1][0], atol=2e-2, rtol=0.0)
@@ -165,7 +165,7 @@ def test_ragged_rows_that_are_replayed_see_as_far_as_they_reach(make_llada: Any,
         atol = 2e-3 if dtype == "float32" else 0.25
         torch.testing.assert_close(found.cpu(), expected, atol=atol, rtol=0.0)
         del scratch
-    assert [kind for kind, *_ in passes.passes_of(there).captured.graphs(cache).whole.captured] == [False]
+    assert [kind for kind, *_ in passes.passes_of(there).graphs.over(cache).whole.captured] == ["whole"]
 
 
 @pytest.mark.parametrize("make", ["make_llada", "make_dream"])

@@ -99,8 +99,8 @@ class PassPlan:
         return [row.visible for row in self.rows]
 
     @cached_property
-    def is_whole(self) -> bool:
-        """Whether every row is computed from its first position to the last that is seen."""
+    def self_contained(self) -> bool:
+        """Whether every row computes all positions that it sees, so that nothing is read from a cache."""
         return all(row.span == (0, row.visible) for row in self.rows)
 
     @cached_property
@@ -118,7 +118,3 @@ class PassPlan:
     def padded(self) -> int:
         """Positions to compute when every row is as wide as the widest."""
         return len(self.sizes) * max(self.sizes)
-
-    def columns_of(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
-        """Which column of `positions` each of these positions is."""
-        return at if self.is_whole else at - self.positions[:, :1]

@@ -1,9 +1,9 @@
-"""Who sees whom: how the computed positions of a pass attend, one class for each pattern.
+"""How the computed positions of a pass attend: one class for rows side by side, one for rows one behind the other.
 
-Each is called for every layer with the layer's queries, keys and values side by side, already turned by their
-positions, and gives what every query gathered, the heads side by side. `kept`, in the last layer, says whose result is
-needed; None: all. A query sees the first so many keys of its row; in a block-causal model, none behind its own
-block.
+An object is called for every layer. It gets the layer's queries, keys and values side by side, already turned by their
+positions. It gives what every query gathered, the heads side by side. In the last layer `kept` names the positions
+whose result is needed (None: all). A query sees the first keys of its row; in a block-causal model it sees no key
+behind its own block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache
 from unmask.models.layers import TransformerShape
 
-# Which keys (n) each query (q) sees; one row of queries stands for all of them, None for seeing everything.
+# Which keys (n) each query (q) sees. One row of queries may stand for all of them; None: every query sees every key.
 Mask: TypeAlias = Bool[Tensor, "b 1 _q n"] | None
 
 
@@ -30,63 +30,58 @@ class Attend(Protocol):
     ) -> Float[Tensor, "_b k queries"]: ...
 
     def pick(self, values: Float[Tensor, "b q w"], kept: Int[Tensor, "_b k"]) -> Float[Tensor, "_b k w"]:
-        """What computed positions have of their own, of those that are kept."""
+        """The values of the positions that are kept."""
         ...
 
 
-class Together:
-    """The computed positions see each other, as far as the mask lets them; None: all."""
+class Padded:
+    """Rows side by side. A position sees what the pass computes of its row or, with a cache, what the cache holds."""
 
     def __init__(
-        self, shape: TransformerShape, mask: Bool[Tensor, "b 1 _q n"] | None, *, watched: range = range(0)
+        self,
+        shape: TransformerShape,
+        mask: Mask,
+        *,
+        cache: KVCache | None = None,
+        length: int = 0,
+        watched: range = range(0),
     ) -> None:
         self.shape, self.mask, self.watched = shape, mask, watched
-        self.maps: list[Tensor] = []  # of the watched layers
+        self.cache, self.length = cache, length  # the first `length` keys of the cache are read
+        self.maps: list[Tensor] = []  # attention of the watched layers
 
     def __call__(self, layer: int, qkv: Tensor, kept: Tensor | None) -> Tensor:
         queries, keys, values = split(qkv, self.shape)
         mask = self.mask
+        if self.cache is not None:
+            slots = self.cache.rows()
+            keys, values = (part[slots, :, : self.length] for part in self.cache.storage.layers[layer])
         if layer in self.watched:
             self.maps.append(attention_map(queries, keys, mask))
-        if kept is not None:
-            rows = kept.expand(len(queries), -1)[:, None, :, None]
+        if kept is not None and self.cache is None:
+            # Over a whole canvas most queries are left out. With a cache few are computed: they are picked afterwards.
+            rows, kept = kept.expand(len(queries), -1)[:, None, :, None], None
             queries = queries.gather(2, rows.expand(-1, queries.shape[1], -1, queries.shape[3]))
             if mask is not None and mask.shape[2] > 1:
                 mask = mask.gather(2, rows.expand(-1, -1, -1, mask.shape[3]))
-        # Watched layers attend in the same way: looking at a model must not change what it says.
-        return attend(queries, keys, values, mask)
-
-    def pick(self, values: Tensor, kept: Tensor) -> Tensor:
-        return picked(values, kept)
-
-
-class Cached:
-    """The computed positions see what a cache holds of their rows, in which they stand already."""
-
-    def __init__(
-        self, shape: TransformerShape, cache: KVCache, mask: Bool[Tensor, "b 1 _q n"] | None, length: int
-    ) -> None:
-        self.shape, self.cache, self.mask, self.length = shape, cache, mask, length
-
-    def __call__(self, layer: int, qkv: Tensor, kept: Tensor | None) -> Tensor:
-        queries, _, _ = split(qkv, self.shape)
-        rows = self.cache.rows()
-        keys, values = (part[rows, :, : self.length] for part in self.cache.storage.layers[layer])
-        mixed = attend(queries, keys, values, self.mask)
-        return mixed if kept is None else picked(mixed, kept)
+        # Watched layers attend in the same way: observing a model must not change its predictions.
+        return picked(attend(queries, keys, values, mask), kept)
 
     def pick(self, values: Tensor, kept: Tensor) -> Tensor:
         return picked(values, kept)
 
 
 class Packed:
-    """Rows lie one behind the other, each position a row of its own; a row sees itself, or its slot in a cache."""
+    """Rows one behind the other. A row sees itself or, with a cache, its slot there; see packing.py for the layout."""
 
     def __init__(
         self, shape: TransformerShape, plan: PassPlan, cache: KVCache | None, *, block_size: int | None
     ) -> None:
         self.shape, self.plan, self.cache = shape, plan, cache
-        self.masks = [_row_mask(plan, row, block_size) for row in range(len(plan.rows))]
+        self.masks: list[Mask] = [None] * len(plan.rows)
+        if block_size is not None:
+            rows = [PassPlan((row,), plan.device) for row in plan.rows]
+            self.masks = [visible_mask(row, row.seen[0], block_size=block_size) for row in rows]
 
     def __call__(self, layer: int, qkv: Tensor, kept: Tensor | None) -> Tensor:
         mixed = []
@@ -103,25 +98,22 @@ class Packed:
         return values[kept, 0]
 
 
-def _row_mask(plan: PassPlan, row: int, block_size: int | None) -> Bool[Tensor, "1 1 q n"] | None:
-    if block_size is None:
-        return None
-    return visible_mask(PassPlan(plan.rows[row : row + 1], plan.device), plan.seen[row], block_size=block_size)
-
-
 def visible_mask(plan: PassPlan, length: int, *, block_size: int | None) -> Mask:
-    """Which of `length` keys the positions of the plan see; None where that is all of them.
+    """Which of `length` keys the positions of the plan see; None: all of them.
 
-    `block_size`: of a block-causal model; a query then sees no key behind its own block.
+    With the `block_size` of a block-causal model, a query sees no key behind its own block.
     """
-    keys = torch.arange(length, device=plan.device)
     if block_size is None:
-        if all(seen >= length for seen in plan.seen):
-            return None
-        return (keys < plan.visible[:, None])[:, None, None]
-    positions = keys[None] if plan.is_whole else plan.positions
+        return None if min(plan.seen) >= length else first_keys(plan.visible, length)
+    keys = torch.arange(length, device=plan.device)
+    positions = keys[None] if plan.self_contained else plan.positions
     ends = torch.minimum((positions // block_size + 1) * block_size, plan.visible[:, None])
     return (keys < ends[..., None])[:, None]
+
+
+def first_keys(visible: Int[Tensor, " b"], length: int) -> Bool[Tensor, "b 1 1 n"]:
+    """The mask of rows whose queries all see the first `visible` of `length` keys."""
+    return (torch.arange(length, device=visible.device) < visible[:, None])[:, None, None]
 
 
 def shadow_mask(
@@ -145,7 +137,7 @@ def shadow_mask(
 def split(
     qkv: Float[Tensor, "b n heads"], shape: TransformerShape
 ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g n d"], Float[Tensor, "b g n d"]]:
-    """Queries, keys and values, seen head by head."""
+    """Queries, keys and values, head by head."""
     sizes = [shape.n_heads, shape.n_kv_heads, shape.n_kv_heads]
     queries, keys, values = qkv.unflatten(-1, (sum(sizes), -1)).transpose(1, 2).split(sizes, dim=1)
     return queries, keys, values
@@ -179,7 +171,7 @@ def attention_map(
 
 
 def picked(values: Float[Tensor, "b q w"], columns: Int[Tensor, "_b k"] | None) -> Float[Tensor, "b k w"]:
-    """Some columns, by default all."""
+    """Some columns of every row (None: all)."""
     if columns is None:
         return values
     return values.gather(1, columns[:, :, None].expand(values.shape[0], -1, values.shape[2]))

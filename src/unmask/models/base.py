@@ -1,8 +1,8 @@
 """The contract between a masked language model and the engine.
 
-A model predicts every masked position of a canvas at once. Whatever is odd about a family (a shifted head, the sampling
-convention, special tokens, who sees whom) is said in its ModelSpec or hidden behind `predict`; nothing downstream asks
-for the family.
+A model predicts every masked position of a canvas at once. What is particular about a family (a shifted head, the
+sampling convention, special tokens, block-causal attention) is said in its ModelSpec or hidden behind `predict`. The
+engine never asks for the family.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ModelSpec:
 
     name: str  # as the user wrote it
     family: str  # 'llada', 'dream', 'sdar', 'toy', or a plug-in's own
-    convention: Literal["llada", "dream"]  # whose temperature, scoring dtype and policy presets apply
+    convention: Literal["llada", "dream"]  # decides temperature, scoring dtype and policy presets
     vocab_size: int
     n_layers: int
     max_length: int  # positions the model was built for
@@ -34,10 +34,10 @@ class ModelSpec:
     end_ids: frozenset[int]  # ids that end the text: end of text, end of turn
     bos_id: int | None = None
     add_bos: bool = False  # put `bos_id` before a plain prompt
-    shifted: bool = False  # the head predicts the next position; `predict` has realigned it
-    causal: bool = False  # a block sees itself and what lies before it; blocks are counted from position 0
+    shifted: bool = False  # the head predicts the next position; `predict` aligns its logits with positions
+    causal: bool = False  # a block sees itself and the blocks before it; blocks are counted from position 0
     max_tokens: int | None = None  # recommended by the checkpoint
-    block_size: int | None = None  # the same
+    block_size: int | None = None  # recommended by the checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,34 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassInputs:
+    """What one forward pass is asked for: the arguments of `MaskedLM.predict`, with the plan filled in."""
+
+    tokens: Int[Tensor, "b n"]
+    plan: PassPlan
+    at: Int[Tensor, "b k"] | None = None
+    cache: KVCache | None = None
+    block_size: int | None = None
+    attention_layers: range | None = None
+    shadow: Int[Tensor, "b s"] | None = None
+    states: bool = False
+
+    @property
+    def length(self) -> int:
+        """How many positions are seen. Tokens behind them are ignored."""
+        return max(self.plan.seen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What one forward pass gives, in the model's dtype and aligned with positions."""
 
     logits: Float[Tensor, "b k v"]
     attention: Float[Tensor, "b n n"] | None = None
     shadow_logits: Float[Tensor, "b s v"] | None = None
-    # Of the positions that the plan computes, before the head, if asked for. The next call may overwrite them.
+    # States before the head of the positions that the plan computes, if asked for. The next call may overwrite them.
     states: Float[Tensor, "b q w"] | None = None
-    # The next pass over the same cache puts its logits in the same place.
+    # The next pass over the same cache overwrites the logits.
     fleeting: bool = False
 
 
@@ -88,15 +107,15 @@ class MaskedLM(Protocol):
     ) -> Prediction:
         """Logits for the positions `at` (default: all that the plan computes) of canvases padded on the right.
 
-        What lies behind the last position that is seen is not looked at, and may be left out of what is given back.
+        Tokens behind the last position that is seen are ignored. Logits and maps may end with that position.
 
-        plan:  which positions of each row to compute, and how many keys they see; None: all, without padding. A model
-               may compute more than it is asked for. Plans that do not begin at 0 come with a cache.
-        cache: keys and values of what is computed are written to it, and those of all else are read from it.
-        block_size: of the blocks of a block-causal model; None: the checkpoint's.
-        attention_layers: layers whose attention, averaged over heads and layers, is wanted as well.
+        plan:  which positions of each row to compute, and how many keys they see. None: all positions of every row. A
+               model may compute more positions. A plan that leaves out positions which it sees comes with a cache.
+        cache: keys and values of computed positions are written to it; those of other positions are read from it.
+        block_size: size of a block-causal model's blocks; None: the checkpoint's.
+        attention_layers: layers whose attention is wanted as well, averaged over heads and layers.
         shadow: positions to predict a second time as if their own token were masked (see policies/wino.py).
-        states: the states before the head are wanted as well.
+        states: whether the states before the head are wanted as well.
 
         `plan`, `at` and `cache` are never changed in place.
         """
@@ -106,7 +125,7 @@ class MaskedLM(Protocol):
 def capabilities_of(model: MaskedLM) -> Capabilities:
     """What the model can do, as its class says.
 
-    A subclass with a `predict` of its own says it anew, since what its base can do need not hold for it.
+    A subclass with its own `predict` must state its capabilities again: those of its base need not hold for it.
     """
     for kind in type(model).__mro__:
         if "capabilities" in vars(kind):

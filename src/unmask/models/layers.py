@@ -101,8 +101,8 @@ class LayerOps:
         self.turn_and_store(qkv, table, positions, n_heads, n_kv_heads, store)
         return qkv
 
+    @staticmethod
     def turn_and_store(
-        self,
         qkv: Float[Tensor, "b q heads"],
         table: Float[Tensor, "2 _ d"],
         positions: Int[Tensor, "b q"] | None,

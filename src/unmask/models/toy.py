@@ -98,7 +98,7 @@ class Toy:
         visible = torch.ones_like(tokens, dtype=torch.bool)
         if plan is not None:
             visible = torch.arange(tokens.shape[1], device=tokens.device) < plan.visible[:, None]
-            at = plan.positions if at is None and not plan.is_whole else at
+            at = plan.positions if at is None and not plan.self_contained else at
         logits = self._logits(tokens, visible)
         return Prediction(
             logits=logits if at is None else _rows(logits, at),

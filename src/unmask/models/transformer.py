@@ -1,7 +1,8 @@
-"""The bidirectional transformer behind every family we run: embedding, layers, head, and one pass over them.
+"""The transformer behind every family we run: embedding, layers, head, and one pass over them.
 
-Knows tensors and positions only. What a checkpoint calls its weights is said in the family's file; which positions to
-compute is the plan's; who sees whom is in attention.py. On CUDA devices `models/kernels` runs the same passes faster.
+Knows tensors and positions only. A family's file says what its checkpoints call the weights. The plan says which
+positions to compute. attention.py says which keys they see. On CUDA devices `models/kernels` runs the same passes
+faster.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache
 from unmask.device import fast_module
 from unmask.errors import UnmaskError
-from unmask.models.attention import Attend, Cached, Packed, Together, picked, shadow_mask, visible_mask
-from unmask.models.base import Capabilities, ModelSpec, Prediction
+from unmask.models.attention import Attend, Packed, Padded, first_keys, picked, shadow_mask, visible_mask
+from unmask.models.base import Capabilities, ModelSpec, PassInputs, Prediction
 from unmask.models.layers import Block, LayerOps, RMSNorm, TransformerShape
 from unmask.models.packing import Packing
 from unmask.models.rotary import Rotary
 
-# The share of positions, padding included, above which padding costs less than doing without it.
+# Padding costs less than packing where the positions to compute are more than this share of the padded ones.
 _WORTH_PACKING = 0.9
 
 
@@ -37,13 +38,13 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape = shape
         self.spec = spec
-        self.shift = int(spec.shifted)  # how far before a position the state stands that predicts it
+        self.shift = int(spec.shifted)  # the state that predicts a position stands so far before it
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.rotary = Rotary(shape.head_width, shape.rope_theta)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self.fast: dict[str, Any] = {}  # what models/kernels keeps for these weights; void when they move
+        self.fast: dict[str, Any] = {}  # what models/kernels keeps for these weights; emptied when they move
 
     @property
     def device(self) -> torch.device:
@@ -65,109 +66,75 @@ class Transformer(nn.Module):
         shadow: Int[Tensor, "b s"] | None = None,
         states: bool = False,
     ) -> Prediction:
-        plan = plan or PassPlan.whole([tokens.shape[1]] * len(tokens), self.device)
-        block_size = (block_size or self.spec.block_size) if self.spec.causal else None
-        tokens = tokens[:, : max(plan.seen)]
-        self._check(plan, cache, attention_layers, shadow)
+        inputs = PassInputs(
+            tokens=tokens,
+            plan=plan or PassPlan.whole([tokens.shape[1]] * len(tokens), self.device),
+            at=at,
+            cache=cache,
+            block_size=(block_size or self.spec.block_size) if self.spec.causal else None,
+            attention_layers=attention_layers,
+            shadow=shadow,
+            states=states,
+        )
+        self._check(inputs)
         if attention_layers is not None or shadow is not None:
-            return self._predict_more(tokens, plan, at, block_size, attention_layers or range(0), shadow)
+            return self._predict_more(inputs)
         if cache is not None:
             self._make_room(cache)
         kernels = fast_module("unmask.models.kernels.passes", self.device)
         if kernels is not None and kernels.runs(self):
-            return kernels.passes_of(self).predict(tokens, plan, at, cache, block_size, states=states)
-        return self.predict_plainly(tokens, plan, at, cache, block_size, states=states)
+            return kernels.passes_of(self).predict(inputs)
+        return self.predict_plainly(inputs)
 
-    def predict_plainly(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        at: Int[Tensor, "b k"] | None,
-        cache: KVCache | None,
-        block_size: int | None,
-        *,
-        states: bool = False,
-    ) -> Prediction:
-        """`predict` without captured passes."""
-        tokens = tokens
-        if sum(plan.sizes) <= _WORTH_PACKING * plan.padded:
-            return self._predict_packed(tokens, plan, at, cache, block_size, states=states)
-        return self._predict_padded(tokens, plan, at, cache, block_size, states=states)
+    def predict_plainly(self, inputs: PassInputs) -> Prediction:
+        """A pass without kernels. Rows that differ much in size are packed, since padding would cost more."""
+        plan = inputs.plan
+        packs = sum(plan.sizes) <= _WORTH_PACKING * plan.padded
+        return self._predict_packed(inputs) if packs else self._predict_padded(inputs)
 
-    def _predict_padded(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        at: Int[Tensor, "b k"] | None,
-        cache: KVCache | None,
-        block_size: int | None,
-        *,
-        states: bool,
-    ) -> Prediction:
+    def _predict_padded(self, inputs: PassInputs) -> Prediction:
         """Rows side by side, each as wide as the widest span."""
-        length = tokens.shape[1]
-        mask = visible_mask(plan, length, block_size=block_size)
-        if plan.is_whole:
-            positions, attend = None, Together(self.shape, mask)
+        plan, cache, length = inputs.plan, inputs.cache, inputs.length
+        mask = visible_mask(plan, length, block_size=inputs.block_size)
+        if plan.self_contained:
+            tokens, positions, attend = inputs.tokens[:, :length], None, Padded(self.shape, mask)
         else:
-            assert cache is not None
-            positions, attend = plan.positions, Cached(self.shape, cache, mask, length)
-            tokens = tokens.gather(1, positions)
-        columns = self.feeding(at, plan, tokens.shape[1])
-        kept = None if states else columns
+            positions = plan.positions
+            tokens, attend = inputs.tokens.gather(1, positions), Padded(self.shape, mask, cache=cache, length=length)
+        kept = None if inputs.states else self.feeding(inputs.at, positions, tokens.shape[1])
         found = self.forward(tokens, positions, attend, length=length, cache=cache, kept=kept)
-        logits = self.logits_of(attend.pick(found, columns) if kept is None and columns is not None else found)
-        return Prediction(logits=logits, states=found if states else None)
+        return self.prediction_of(found, inputs, chosen=kept is not None)
 
-    def _predict_packed(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        at: Int[Tensor, "b k"] | None,
-        cache: KVCache | None,
-        block_size: int | None,
-        *,
-        states: bool,
-    ) -> Prediction:
+    def _predict_packed(self, inputs: PassInputs) -> Prediction:
         """Rows one behind the other."""
+        plan, cache = inputs.plan, inputs.cache
         packing = Packing.of(plan.spans, sum(plan.sizes), self.device)
-        attend = Packed(self.shape, plan, None if plan.is_whole else cache, block_size=block_size)
+        attend = Packed(self.shape, plan, None if plan.self_contained else cache, block_size=inputs.block_size)
         slots = None if cache is None else cache.index[packing.row]
-        kept = None if states or at is None else packing.places(at - self.shift)
-        inputs = packing.packed(tokens), packing.position[:, None]
-        found = self.forward(*inputs, attend, length=max(plan.seen), cache=cache, slots=slots, kept=kept)
-        if kept is not None:
-            return Prediction(logits=self.logits_of(found))
-        width = tokens.shape[1] if plan.is_whole else max(plan.sizes)
-        found = packing.unpacked(found, width)
-        return Prediction(logits=self.logits_of(picked(found, self.feeding(at, plan, width))), states=found)
+        kept = None if inputs.states or inputs.at is None else packing.places(inputs.at - self.shift)
+        tokens, positions = packing.packed(inputs.tokens), packing.position[:, None]
+        found = self.forward(tokens, positions, attend, length=inputs.length, cache=cache, slots=slots, kept=kept)
+        found = packing.unpacked(found, max(plan.sizes)) if kept is None else found
+        return self.prediction_of(found, inputs, chosen=kept is not None)
 
-    def _predict_more(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        at: Int[Tensor, "b k"] | None,
-        block_size: int | None,
-        watched: range,
-        shadow: Int[Tensor, "b s"] | None,
-    ) -> Prediction:
-        """Predictions with attention maps or shadows."""
-        length, positions, shadows = tokens.shape[1], None, 0
-        mask = visible = visible_mask(plan, length, block_size=block_size)
+    def _predict_more(self, inputs: PassInputs) -> Prediction:
+        """Predictions with attention maps or shadows, over whole canvases."""
+        tokens, shadow, length, positions = inputs.tokens[:, : inputs.length], inputs.shadow, inputs.length, None
+        mask = visible = visible_mask(inputs.plan, length, block_size=inputs.block_size)
+        shadows = 0 if shadow is None else shadow.shape[1]
         if shadow is not None:
-            shadows = shadow.shape[1]
             mask = shadow_mask(shadow, visible, length)
             positions = torch.cat([torch.arange(length, device=self.device).expand(len(tokens), -1), shadow], dim=1)
             tokens = torch.cat([tokens, torch.full_like(shadow, self.spec.mask_id)], dim=1)
-        attend = Together(self.shape, mask, watched=watched)
+        attend = Padded(self.shape, mask, watched=inputs.attention_layers or range(0))
         states = self.forward(tokens, positions, attend, length=length)
-        mains = picked(states[:, :length], self.feeding(at, plan, length))
+        mains = picked(states[:, :length], self.feeding(inputs.at, None, length))
         # One product with the head for both kinds of rows: its weights are by far the largest to read.
         logits = self.logits_of(torch.cat([mains, states[:, length:]], dim=1))
-        main_logits, shadow_logits = logits.split([logits.shape[1] - shadows, shadows], dim=1)
+        main_logits, shadow_logits = logits.split([mains.shape[1], shadows], dim=1)
         attention = torch.stack(attend.maps).mean(0)[:, :length, :length] if attend.maps else None
-        if attention is not None:  # keys behind the end of a row have no weight already; queries there get none either
-            attention = attention * (torch.arange(length, device=self.device) < plan.visible[:, None])[..., None]
+        if attention is not None:  # queries behind the end of a row get no weight; the mask has excluded keys there
+            attention = attention * first_keys(inputs.plan.visible, length)[:, 0].mT
         return Prediction(logits=main_logits, attention=attention, shadow_logits=shadow_logits if shadows else None)
 
     def forward(
@@ -184,8 +151,8 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "_b k w"]:
         """States after the last norm of tokens at these positions (None: 0, 1, 2, ...), all of them below `length`.
 
-        Keys and values are written to the cache, in these slots (None: its own). Behind the attention of the last layer
-        only the positions `kept` are computed (None: all).
+        Keys and values are written to the cache, in these slots (None: the cache's). The last layer computes its
+        attention and what follows for the positions `kept` only (None: all).
         """
         ops, table = ops or self._ops(), self.rotary(length, device=self.device)
         layers = None if cache is None else cache.storage.layers
@@ -205,14 +172,32 @@ class Transformer(nn.Module):
     def logits_of(self, states: Float[Tensor, "b k w"]) -> Float[Tensor, "b k v"]:
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
 
-    def feeding(self, at: Int[Tensor, "b k"] | None, plan: PassPlan, width: int) -> Int[Tensor, "_b k"] | None:
-        """Which of `width` computed columns predict the positions `at`: the head is worth its cost only there.
+    def prediction_of(self, states: Float[Tensor, "b q w"], inputs: PassInputs, *, chosen: bool) -> Prediction:
+        """The prediction from the states of all computed positions or, if `chosen`, of those that feed the head."""
+        if chosen:
+            return Prediction(logits=self.logits_of(states))
+        positions = None if inputs.plan.self_contained else inputs.plan.positions
+        logits = self.read_out(states, inputs.at, positions)
+        return Prediction(logits=logits, states=states if inputs.states else None)
 
-        None: all of them.
+    def read_out(
+        self, states: Float[Tensor, "b q w"], at: Int[Tensor, "b k"] | None, positions: Int[Tensor, "b q"] | None
+    ) -> Float[Tensor, "b k v"]:
+        """Logits for the positions `at` from the states of all computed positions."""
+        return self.logits_of(picked(states, self.feeding(at, positions, states.shape[1])))
+
+    def feeding(
+        self, at: Int[Tensor, "b k"] | None, positions: Int[Tensor, "b q"] | None, width: int
+    ) -> Int[Tensor, "_b k"] | None:
+        """Which of `width` computed columns predict the positions `at` (None: all that are computed).
+
+        `positions` are those of the columns (None: 0, 1, 2, ...). The answer None stands for every column.
         """
-        if at is None and not self.spec.shifted:
+        if at is None and not self.shift:
             return None
-        column = torch.arange(width, device=self.device)[None] if at is None else plan.columns_of(at)
+        column = torch.arange(width, device=self.device)[None] if at is None else at
+        if at is not None and positions is not None:
+            column = at - positions[:, :1]
         return (column - self.shift).clamp(0, width - 1)
 
     def layers(self) -> Iterator[Block]:
@@ -227,18 +212,16 @@ class Transformer(nn.Module):
         sizes = {"n_layers": shape.n_layers, "heads": shape.n_kv_heads, "width": shape.head_width}
         cache.storage.allocate(**sizes, like=self.embedding.weight)
 
-    def _check(
-        self, plan: PassPlan, cache: KVCache | None, attention_layers: range | None, shadow: Tensor | None
-    ) -> None:
+    def _check(self, inputs: PassInputs) -> None:
         """Refuse, in one line, a prediction that has no meaning."""
-        spec = self.spec
-        if cache is not None and attention_layers is not None:
+        spec, cached = self.spec, inputs.cache is not None
+        if cached and inputs.attention_layers is not None:
             raise UnmaskError("attention maps need the whole canvas: they cannot be had with a cache")
-        if cache is not None and shadow is not None:
+        if cached and inputs.shadow is not None:
             raise UnmaskError("shadow predictions need the whole canvas: they cannot be had with a cache")
-        if cache is None and not plan.is_whole:
+        if not cached and not inputs.plan.self_contained:
             raise UnmaskError("a pass over part of a canvas needs a cache that a whole pass has filled")
-        if shadow is not None and (spec.shifted or spec.causal):
+        if inputs.shadow is not None and (spec.shifted or spec.causal):
             reason = "predicts a position from the one before it" if spec.shifted else "sees only what lies before"
             raise UnmaskError(f"{spec.family} {reason}, so it has no shadow predictions")
 

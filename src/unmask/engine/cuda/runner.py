@@ -25,7 +25,7 @@ from unmask.engine.forward import Pass
 from unmask.engine.rows import Group, Row
 from unmask.engine.runner import Decided, PlainRunner, numbers_of, results_of
 from unmask.engine.window import Window
-from unmask.models.base import MaskedLM, Prediction
+from unmask.models.base import MaskedLM, PassInputs, Prediction
 from unmask.models.kernels import passes
 from unmask.models.transformer import Transformer
 from unmask.policies import most_commits
@@ -109,8 +109,9 @@ class CudaRunner(PlainRunner):
         if not passes.runs(self.model):
             return None
         assert isinstance(self.model, Transformer)
-        inputs = call.tokens(), plan, at, call.caches[0], call.kind.block_size
-        return passes.passes_of(self.model).prepare(*inputs)
+        tokens, cache, block_size = call.tokens(), call.caches[0], call.kind.block_size
+        inputs = PassInputs(tokens=tokens, plan=plan, at=at, cache=cache, block_size=block_size)
+        return passes.passes_of(self.model).prepare(inputs)
 
     def _prepared(self, call: Call, window: Window | None) -> Callable[[], Prediction] | None:
         """The next pass of rows that stay in their blocks; None where it needs more than a plain prediction."""

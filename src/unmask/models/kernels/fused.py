@@ -1,50 +1,37 @@
-"""The transformer's small operations on a CUDA device, in a launch each; layers.py has them for every device.
+"""The transformer's small operations on a CUDA device, in one launch each; layers.py has them for every device.
 
-Where there are few rows, their products with the weights are done here too, together with what follows them. Knows
-tensors only. Shapes depend on the host's numbers, what is allocated comes from torch, and nothing waits for the device,
-so a CUDA graph can capture it all. The width of a head is a power of two, at least 16.
+For few rows, products with the weights are here too, fused with the operations that follow them. Knows tensors only.
+Shapes depend on the host's numbers, memory comes from torch, and nothing waits for the device, so a CUDA graph can
+capture every function. The width of a head is a power of two, at least 16.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.models.kernels import triton_layers, triton_products
+from unmask.models.layers import Store
 from unmask.rules.kernels.serving import next_power
 
-_KERNELS: Any = triton_layers  # a launch is no call that a type checker understands
+_KERNELS: Any = triton_layers  # a type checker does not understand launches
 _PRODUCTS: Any = triton_products
 
 _HALF = (torch.bfloat16, torch.float16)
-# Rows for which a product reads its weights as fast as the vendor's library does.
+# With up to so many rows, a product reads its weights as fast as the vendor's library does.
 _FEW_ROWS = 32
 # Programs that run at a time on a device with 132 multiprocessors, two on each.
 _PROGRAMS = 264
 _MOST_PARTS = 4
 
-Store: TypeAlias = tuple[Float[Tensor, "s g c d"], Float[Tensor, "s g c d"], Int[Tensor, " b"]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionTiles:
-    """How attention is cut, in powers of two. The split decides how sums are rounded; all of them decide the speed."""
-
-    split: int | None = 256  # keys that one program sees, a multiple of `keys`; None: all
-    keys: int = 64  # of these at a time
-    rows: int = 64  # queries of one program, counting every head that shares the keys
-    warps: int = 4
-    stages: int = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTiles:
-    """How a product is cut, in powers of two but for the parts: decides in which order numbers are added."""
+    """How a product is cut: decides the order in which numbers are added. All but the parts are powers of two."""
 
     columns: int = 64
     inner: int = 128
@@ -59,7 +46,7 @@ def takes(x: Tensor) -> bool:
 
 
 def few(positions: int, dtype: torch.dtype) -> bool:
-    """Whether products with so many rows are worth having here: `project_turn_store`, `gated`, `partial_product`."""
+    """Whether `project_turn_store`, `gated` and `partial_product` are fast for so many rows."""
     return dtype in _HALF and 0 < positions <= _FEW_ROWS
 
 
@@ -75,9 +62,9 @@ def project_turn_store(
     *,
     tiles: ProductTiles | None = None,
 ) -> Float[Tensor, "b q heads"]:
-    """The linear layer, and `turn_and_store` of what it gives. In the result, keys and values are not filled in."""
+    """The linear layer, then `turn_and_store` of its result, in which keys and values are not filled in."""
     keys, values, slots = store
-    _check_contiguous(normed=normed, weight=weight, table=table, keys=keys, values=values)
+    check_contiguous(normed=normed, weight=weight, table=table, keys=keys, values=values)
     b, q, w = normed.shape
     _, turns, d = table.shape
     tiles = tiles or ProductTiles()
@@ -98,8 +85,8 @@ def project_turn_store(
 def gated(
     normed: Float[Tensor, "b q w"], weight: Float[Tensor, "both w"], *, tiles: ProductTiles | None = None
 ) -> Float[Tensor, "b q f"]:
-    """The linear layer without a bias, and `gate` of what it gives."""
-    _check_contiguous(normed=normed, weight=weight)
+    """The linear layer without a bias, then `gate` of its result."""
+    check_contiguous(normed=normed, weight=weight)
     b, q, w = normed.shape
     tiles = tiles or ProductTiles(stages=3)
     f = weight.shape[0] // 2
@@ -115,7 +102,7 @@ def partial_product(
     x: Float[Tensor, "b q k"], weight: Float[Tensor, "w k"], *, tiles: ProductTiles | None = None
 ) -> Float[Tensor, "parts b q w"]:
     """The linear layer without a bias, in float32 and in parts, which `add_norm` adds."""
-    _check_contiguous(x=x, weight=weight)
+    check_contiguous(x=x, weight=weight)
     b, q, k = x.shape
     w = weight.shape[0]
     tiles = tiles or _tiles_of_parts(w, k)
@@ -128,7 +115,7 @@ def partial_product(
 
 
 def _tiles_of_parts(n: int, k: int) -> ProductTiles:
-    """Of the matrix only, not of the rows, so that no row is added up in another order among others."""
+    """Depends on the matrix only, so that the other rows never change the order in which a row is added up."""
     columns, stages = (64, 4) if k > 16_384 else (32, 5)
     parts = min(_PROGRAMS // -(-n // columns), -(-k // 128), _MOST_PARTS)
     return ProductTiles(columns=columns, inner=128, parts=max(1, parts), stages=stages)
@@ -188,17 +175,17 @@ def turn_and_store(
     n_kv_heads: int,
     store: Store | None,
 ) -> None:
-    """Turn queries and keys by their positions, in place; copy keys and values to the rows' places in a store.
+    """Turn queries and keys by their positions, in place; copy keys and values to the rows' slots in a store.
 
-    Positions default to 0, 1, 2, ..., and are below the store's capacity; what has the position -1 is not stored. No
-    two rows share a place, unless they are the same.
+    Positions default to 0, 1, 2, ..., and are below the store's capacity. A position of -1 is not stored. Two rows may
+    share a slot only if they are the same.
     """
-    _check_contiguous(qkv=qkv, table=table)
+    check_contiguous(qkv=qkv, table=table)
     b, n, _ = qkv.shape
     _, rows, d = table.shape
     keys, values, slots = (qkv, qkv, qkv) if store is None else store
     if store is not None:
-        _check_contiguous(keys=keys, values=values)
+        check_contiguous(keys=keys, values=values)
     if not b * n:
         return
     size = 16
@@ -217,107 +204,7 @@ def turn_and_store(
         )
 
 
-def block_attention(
-    qkv: Float[Tensor, "b q heads"],
-    keys: Float[Tensor, "s g c d"],
-    values: Float[Tensor, "s g c d"],
-    slots: Int[Tensor, " b"],
-    lengths: Int[Tensor, " b"],
-    n_heads: int,
-    longest: int,
-    *,
-    tiles: AttentionTiles | None = None,
-) -> Float[Tensor, "b q queries"]:
-    """Attention of the turned queries in `qkv` to the first `lengths` keys and values in the rows `slots` of a store.
-
-    No length is above `longest`, which changes no bit of the result. A row without keys gets zeros. In half precision
-    the number of rows decides how sums are cut, in float32 it does not.
-    """
-    _check_contiguous(qkv=qkv, keys=keys, values=values)
-    b, q, _ = qkv.shape
-    _, g, capacity, d = keys.shape
-    out = qkv.new_empty(b, q, n_heads * d)
-    if not out.numel():
-        return out
-    asking = n_heads // g * q
-    tiles = tiles or _tiles(qkv.dtype, b * g, asking)
-    split = tiles.split or max(1, longest)
-    splits = max(1, -(-longest // split))
-    mixtures = figures = out
-    if splits > 1:
-        mixtures = out.new_empty((splits, b * q * n_heads, d), dtype=torch.float32)
-        figures = out.new_empty((splits, b * q * n_heads, 2), dtype=torch.float32)
-    with torch.cuda.device_of(qkv):
-        _KERNELS.attend_split[(splits * g * -(-asking // tiles.rows), b)](
-            *(qkv, keys, values, slots, lengths, out, mixtures, figures),
-            *(q, capacity, split, math.log2(math.e) / math.sqrt(d)),
-            H=n_heads,
-            G=g,
-            D=d,
-            ROWS=tiles.rows,
-            KEYS=tiles.keys,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-        )
-        if splits > 1:
-            _KERNELS.merge_splits[(b * q * n_heads,)](
-                *(mixtures, figures, lengths, out, q, splits, split), H=n_heads, D=d, num_warps=1
-            )
-    return out
-
-
-def ragged_attention(
-    qkv: Float[Tensor, "positions 1 heads"],
-    starts: Int[Tensor, " b"],
-    lengths: Int[Tensor, " b"],
-    n_heads: int,
-    n_kv_heads: int,
-    longest: int,
-    stored: tuple[*Store, Int[Tensor, " b"]] | None = None,
-) -> Float[Tensor, "positions 1 queries"]:
-    """Attention of the turned queries in `qkv`, each to the keys of its own row.
-
-    Rows lie one behind the other, `lengths` positions from `starts` on, none of them longer than `longest`. What
-    belongs to no row is not filled in. With `stored`, the keys of a row are in a store: as many, from the first on, as
-    is said for it last.
-    """
-    keys, values, slots, seen = (qkv, qkv, starts, lengths) if stored is None else stored
-    _check_contiguous(qkv=qkv, keys=keys, values=values)
-    count, _, heads = qkv.shape
-    d = heads // (n_heads + 2 * n_kv_heads)
-    out = qkv.new_empty(count, 1, n_heads * d)
-    rows, at_a_time, stages = (64, 64, 3) if d <= 128 else (64, 32, 2)
-    if qkv.dtype == torch.float32:  # operands live in registers
-        rows, at_a_time, stages = 16, 32, 2
-    if out.numel():
-        with torch.cuda.device_of(qkv):
-            _KERNELS.attend_rows[(-(-longest // rows) * n_heads, lengths.shape[0])](
-                *(qkv, starts, lengths, keys, values, slots, seen, out),
-                *(longest, 0 if stored is None else keys.shape[2], math.log2(math.e) / math.sqrt(d)),
-                H=n_heads,
-                G=n_kv_heads,
-                D=d,
-                ROWS=rows,
-                KEYS=at_a_time,
-                STORED=stored is not None,
-                num_warps=4,
-                num_stages=stages,
-            )
-    return out
-
-
-def _tiles(dtype: torch.dtype, key_heads: int, asking: int) -> AttentionTiles:
-    if dtype == torch.float32:  # no tensor cores: operands live in registers
-        return AttentionTiles(keys=32, rows=16, stages=2)
-    tiles = AttentionTiles()
-    # Splits are there for the multiprocessors that would have nothing to do, and cost a launch.
-    programs = key_heads * -(-asking // tiles.rows)
-    if programs >= 96:
-        return replace(tiles, split=None)
-    return replace(tiles, split=512 if programs > 40 else 320)
-
-
-def _check_contiguous(**tensors: Tensor) -> None:
+def check_contiguous(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} of shape {tuple(tensor.shape)}")

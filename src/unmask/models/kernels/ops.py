@@ -38,16 +38,7 @@ class KernelOps(LayerOps):
     def add_norm(self, x: Tensor, update: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         return fused.add_norm(x, update, norm.weight, norm.eps)
 
-    def turn_and_store(
-        self,
-        qkv: Float[Tensor, "b q heads"],
-        table: Float[Tensor, "2 _ d"],
-        positions: Int[Tensor, "b q"] | None,
-        n_heads: int,
-        n_kv_heads: int,
-        store: Store | None,
-    ) -> None:
-        fused.turn_and_store(qkv, table, positions, n_heads, n_kv_heads, store)
+    turn_and_store = staticmethod(fused.turn_and_store)
 
     def gated(self, linear: nn.Module, normed: Float[Tensor, "b q w"]) -> Float[Tensor, "b q f"]:
         # Quantised layers are of other types. The module itself is not called, nor what is hooked to it.

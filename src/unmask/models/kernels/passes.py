@@ -1,7 +1,7 @@
-"""The passes of a transformer on a CUDA device: by kernels, and captured as CUDA graphs once a shape comes again.
+"""The passes of a transformer on a CUDA device: by kernels, and captured as CUDA graphs once a shape returns.
 
-What a pass computes is what `Transformer.predict` computes. Nothing here waits for the device. Graphs work on the
-storage of a cache, or on none, and live as long as the weights stay where they are.
+A pass computes what `Transformer.predict` computes, and never waits for the device. A graph works on the storage of a
+cache, or without a cache. Graphs live as long as the weights stay where they are.
 """
 
 from __future__ import annotations
@@ -10,57 +10,54 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache, Storage
-from unmask.models.attention import Together, picked
-from unmask.models.base import MaskedLM, Prediction
+from unmask.models.attention import Padded, first_keys
+from unmask.models.base import MaskedLM, PassInputs, Prediction
 from unmask.models.kernels import ops
 from unmask.models.kernels.attention import CachedKernel, PackedKernel
-from unmask.models.kernels.graphs import CudaGraph, PassGraphs, Record
+from unmask.models.kernels.graphs import CudaGraph, Outputs, PassGraphs, Record
 from unmask.models.packing import Packing
 from unmask.models.transformer import Transformer
 
-# Packed positions come in such steps, which a tile of a product has as well: what is captured serves them all.
+# Packed positions are rounded up to a multiple of this, which a product's tiles are cut in too: few shapes occur.
 STEP = 128
-# Packed passes of up to so many positions are captured. The shapes of larger ones seldom come again, and they keep the
-# device busy while they are launched one by one.
+# Packed passes of up to so many positions are captured. Larger shapes seldom return, and they keep the device busy
+# while they are launched one by one.
 CAPTURED = 2048
-# Beyond so many positions a pass that is not packed keeps the device busy long enough for its launches not to show.
+# A padded pass over more positions keeps the device busy long enough to hide its launches.
 _GRAPHED = 16_384
-# The lengths of the longest of packed rows, in steps.
+# The length of the longest packed row is rounded up to a multiple of this.
 _LENGTHS = 256
 # Positions whose logits a graph may keep: 260 MB of LLaDA's.
 _KEPT_LOGITS = 1024
 
 
 class ModelGraphs:
-    """The graphs of one model's passes; those of a cache work on its storage."""
+    """The graphs of one model's passes."""
 
     def __init__(self, record: Record = CudaGraph) -> None:
-        self.announced: set[tuple[int, int]] = set()  # rows and length of whole canvases that will come often
-        self.lock = Lock()  # held from a replay until what it left behind has been picked up
+        self.announced: set[tuple[int, int]] = set()  # rows and length of whole canvases that are frequent
+        self.lock = Lock()  # held from a replay until its outputs have been used
         self._record = record
         self.forget()
 
     def forget(self) -> None:
-        """Let go of the graphs; a shape that comes again is captured again."""
+        """Drop the graphs; a shape that returns is captured again."""
         self.uncached = PassGraphs(self._record)
         self.cached: WeakKeyDictionary[Storage, PassGraphs] = WeakKeyDictionary()
 
     def over(self, cache: KVCache | None) -> PassGraphs:
-        """Of passes over this cache, or without one."""
+        """The graphs of passes over the storage of this cache, or without a cache."""
         return self.uncached if cache is None else self.cached.setdefault(cache.storage, PassGraphs(self._record))
 
 
 def runs(model: MaskedLM) -> bool:
-    """Whether these passes are what the model's own `predict` gives: a class that overrides it is left alone."""
+    """Whether these passes give what the model's `predict` gives. A class with its own `predict` is left alone."""
     if not isinstance(model, Transformer) or not ops.fits(model):
         return False
     return next(kind for kind in type(model).__mro__ if "predict" in vars(kind)) is Transformer
@@ -71,20 +68,16 @@ def passes_of(model: Transformer) -> Passes:
 
 
 def announce(model: MaskedLM, rows: int, length: int) -> None:
-    """Announce a frequent shape, so that passes over so many whole canvases of that length are planned for."""
+    """Announce a frequent shape of whole canvases, so that passes are planned for it."""
     if runs(model):
         assert isinstance(model, Transformer)
         passes_of(model).graphs.announced.add((rows, length))
 
 
 def forget(model: MaskedLM) -> None:
-    """Let go of captured passes; what was announced stays so."""
+    """Drop captured passes; announced shapes stay announced."""
     if isinstance(model, Transformer) and "passes" in model.fast:
         passes_of(model).graphs.forget()
-
-
-def rounded(positions: int) -> int:
-    return -(-positions // STEP) * STEP
 
 
 class Passes:
@@ -93,46 +86,27 @@ class Passes:
     def __init__(self, model: Transformer, graphs: ModelGraphs) -> None:
         self.model, self.graphs = model, graphs
 
-    def predict(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        at: Int[Tensor, "b k"] | None,
-        cache: KVCache | None,
-        block_size: int | None,
-        *,
-        states: bool = False,
-    ) -> Prediction:
-        prediction = self.prepare(tokens, plan, at, cache, block_size, states=states)()
+    def predict(self, inputs: PassInputs) -> Prediction:
+        prediction = self.prepare(inputs)()
         if prediction.fleeting:
             return replace(prediction, logits=prediction.logits.clone(), fleeting=False)
         return prediction
 
-    def prepare(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        at: Int[Tensor, "b k"] | None,
-        cache: KVCache | None,
-        block_size: int | None,
-        *,
-        states: bool = False,
-    ) -> Callable[[], Prediction]:
-        """`predict` in two parts: what can be done early, and a call for the rest, once it is known to be wanted.
+    def prepare(self, inputs: PassInputs) -> Callable[[], Prediction]:
+        """`predict` in two parts: first what can be done early, then a call for the rest.
 
-        The logits may lie where the next pass over the same cache puts its own.
+        The next pass over the same cache may overwrite the logits.
         """
-        tokens = tokens[:, : max(plan.seen)]
-        if block_size is not None and not _within_one_block(plan, block_size):
-            # Positions of one row see different keys there, which only plain attention with a mask does.
-            return partial(self.model.predict_plainly, tokens, plan, at, cache, block_size, states=states)
-        if plan.is_whole:
-            ready = partial(self._whole, tokens, plan, at, cache, states)
+        plan = inputs.plan
+        if inputs.block_size is not None and not _within_one_block(plan, inputs.block_size):
+            # Positions of one row see different keys, which only plain attention with a mask can do.
+            return partial(self.model.predict_plainly, inputs)
+        packs = rounded(sum(plan.sizes)) < plan.padded
+        if plan.self_contained:
+            packs = packs or not self._is_planned(len(plan.rows), inputs.length)
+            ready = partial(self._packed if packs else self._whole, inputs)
         else:
-            assert cache is not None
-            packed = at is not None and self._is_worth_packing(plan)
-            given = tokens, plan, at, cache
-            ready = partial(self._packed_part, *given, states) if packed else self._part(*given)
+            ready = partial(self._packed, inputs) if packs and inputs.at is not None else self._part(inputs)
 
         def predict() -> Prediction:
             with self.graphs.lock:
@@ -140,151 +114,94 @@ class Passes:
 
         return predict
 
-    def _whole(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        at: Int[Tensor, "b k"] | None,
-        cache: KVCache | None,
-        states: bool,
-    ) -> Prediction:
-        """A pass over every position; fills the cache."""
-        model, length = self.model, tokens.shape[1]
-        everything = states or at is None
-        columns = model.feeding(at, plan, length)
-        kept = None if everything else columns
-        if self._is_worth_packing(plan) or not self._is_planned(*tokens.shape):
-            found, packing = self._packed(tokens, plan, cache, kept, stored=False)
-            found = packing.unpacked(found, length) if kept is None else found
-        else:
-            visible = None if min(plan.seen) >= length else plan.visible
-            given = _present(slots=None if cache is None else cache.index, visible=visible, kept=kept)
+    def _whole(self, inputs: PassInputs) -> Prediction:
+        """A pass over every position of rows side by side."""
+        model, plan, cache, length = self.model, inputs.plan, inputs.cache, inputs.length
 
-            def whole(tokens: Tensor, *values: Tensor) -> tuple[Tensor]:
-                here, mask = dict(zip(given, values, strict=True)), None
-                if "visible" in here:
-                    keys = torch.arange(length, device=tokens.device)  # made here: a graph keeps what it makes itself
-                    mask = (keys < here["visible"][:, None])[:, None, None]
-                options = {"slots": here.get("slots"), "kept": here.get("kept"), "ops": ops.KernelOps()}
-                attend = Together(model.shape, mask)
-                return (model.forward(tokens, None, attend, length=length, cache=cache, **options),)
+        def whole(tokens: Tensor, slots: Tensor | None, visible: Tensor | None, kept: Tensor | None) -> Outputs:
+            # The mask is made here, because a graph keeps the tensors that it makes itself.
+            attend = Padded(model.shape, None if visible is None else first_keys(visible, length))
+            options = {"length": length, "cache": cache, "kept": kept, "ops": ops.KernelOps()}
+            return (model.forward(tokens, None, attend, slots=slots, **options),)
 
-            (found,) = self._run(cache, tokens.numel(), _GRAPHED, whole, tokens, *given.values(), kind=everything)
-        picks = columns if everything else None
-        return Prediction(logits=model.logits_of(picked(found, picks)), states=found if everything else None)
+        tokens, slots = inputs.tokens[:, :length], None if cache is None else cache.index
+        visible = None if min(plan.seen) >= length else plan.visible
+        kept = None if inputs.states else model.feeding(inputs.at, None, length)
+        graphs, given = self.graphs.over(cache).whole, (tokens, slots, visible, kept)
+        (states,) = graphs(whole, *given, kind="whole") if tokens.numel() <= _GRAPHED else whole(*given)
+        return model.prediction_of(states, inputs, chosen=kept is not None)
 
-    def _packed_part(
-        self, tokens: Int[Tensor, "b n"], plan: PassPlan, at: Int[Tensor, "b k"] | None, cache: KVCache, states: bool
-    ) -> Prediction:
-        """A pass over parts of rows that differ much in size, or over parts of some and the whole of others."""
-        model = self.model
-        kept = None if states or at is None else at - model.shift
-        found, packing = self._packed(tokens, plan, cache, kept, stored=True)
-        if kept is not None:
-            return Prediction(logits=model.logits_of(found))
-        found = packing.unpacked(found, max(plan.sizes))
-        return Prediction(logits=model.logits_of(picked(found, model.feeding(at, plan, max(plan.sizes)))), states=found)
+    def _packed(self, inputs: PassInputs) -> Prediction:
+        """A pass over rows one behind the other, or over parts of them, which then see what the cache holds."""
+        model, plan, cache = self.model, inputs.plan, inputs.cache
+        longest = -(-inputs.length // _LENGTHS) * _LENGTHS
 
-    def _packed(
-        self,
-        tokens: Int[Tensor, "b n"],
-        plan: PassPlan,
-        cache: KVCache | None,
-        kept: Int[Tensor, "_b k"] | None,
-        *,
-        stored: bool,
-    ) -> tuple[Float[Tensor, "b k w"] | Float[Tensor, "positions 1 w"], Packing]:
-        """States of the positions `kept` of each row, or of all, packed; and how they are packed.
+        def packed(
+            tokens: Tensor,
+            row: Tensor,
+            position: Tensor,
+            rows: Tensor,
+            slots: Tensor | None,
+            visible: Tensor | None,
+            at: Tensor | None,
+        ) -> Outputs:
+            packing = Packing(row=row, position=position, rows=rows)
+            storage = None if cache is None else cache.storage
+            attend = PackedKernel(model.shape, packing, longest, storage, slots, visible)
+            kept = None if at is None else packing.places(at - model.shift)
+            slots = None if slots is None else slots[row]
+            options = {"length": longest, "cache": cache, "kept": kept, "ops": ops.KernelOps()}
+            return (model.forward(tokens, position[:, None], attend, slots=slots, **options),)
 
-        A position sees its own row as the pass computes it, or, with `stored`, as the cache then has it.
-        """
-        model = self.model
-        longest = -(-tokens.shape[1] // _LENGTHS) * _LENGTHS
         packing = Packing.of(plan.spans, rounded(sum(plan.sizes)), model.device)
-        slots, visible = None if cache is None else cache.index, plan.visible if stored else None
-        kept = None if kept is None else kept.expand(len(tokens), -1)
-        given = _present(slots=slots, kept=kept, visible=visible)
+        layout = packing.packed(inputs.tokens), packing.row, packing.position, packing.rows
+        slots, visible = None if cache is None else cache.index, None if plan.self_contained else plan.visible
+        at = None if inputs.states else inputs.at
+        graphs, given = self.graphs.over(cache).whole, (*layout, slots, visible, at)
+        captured = len(packing.row) <= CAPTURED
+        (states,) = graphs(packed, *given, kind=("packed", longest)) if captured else packed(*given)
+        states = packing.unpacked(states, max(plan.sizes)) if at is None else states
+        return model.prediction_of(states, inputs, chosen=at is not None)
 
-        def run(tokens: Tensor, row: Tensor, position: Tensor, rows: Tensor, *values: Tensor) -> tuple[Tensor]:
-            here, packing = dict(zip(given, values, strict=True)), Packing(row=row, position=position, rows=rows)
-            storage, slots = None if cache is None else cache.storage, here.get("slots")
-            attend = PackedKernel(model.shape, packing, longest, storage, slots, here.get("visible"))
-            options = {
-                "slots": None if slots is None else slots[row],
-                "kept": packing.places(here["kept"]) if "kept" in here else None,
-                "ops": ops.KernelOps(),
-            }
-            return (model.forward(tokens, position[:, None], attend, length=longest, cache=cache, **options),)
-
-        inputs = (packing.packed(tokens), packing.row, packing.position, packing.rows, *given.values())
-        count, kind = packing.row.shape[0], ("packed", longest, *given)
-        (found,) = self._run(cache, count, CAPTURED, run, *inputs, kind=kind)
-        return found, packing
-
-    def _part(
-        self, tokens: Int[Tensor, "b n"], plan: PassPlan, at: Int[Tensor, "b k"] | None, cache: KVCache
-    ) -> Callable[[], Prediction]:
+    def _part(self, inputs: PassInputs) -> Callable[[], Prediction]:
         """A pass over parts of rows that are about equally wide, ready to be replayed."""
-        model, positions = self.model, plan.positions
-        tokens, length = tokens.gather(1, positions), cache.storage.length
+        model, plan, cache, positions = self.model, inputs.plan, inputs.cache, inputs.plan.positions
+        assert cache is not None
+        # Where nearly every computed position is predicted, the head belongs to the graph, which keeps its logits.
+        predicted = positions if inputs.at is None else inputs.at
+        with_head = positions.shape[1] <= predicted.shape[1] + 1 and predicted.numel() <= _KEPT_LOGITS
 
-        def head(states: Tensor, positions: Tensor, at: Tensor | None) -> Tensor:
-            if at is None and not model.spec.shifted:
-                return model.logits_of(states)
-            columns = (positions if at is None else at) - positions[:, :1] - model.shift
-            return model.logits_of(picked(states, columns.clamp(0, states.shape[1] - 1)))
-
-        # Where nearly all that is computed is predicted, the head belongs to the graph, which keeps its logits.
-        wanted = positions if at is None else at
-        within = positions.shape[1] <= wanted.shape[1] + 1 and wanted.numel() <= _KEPT_LOGITS
-
-        def part(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor, *at: Tensor) -> tuple[Tensor, ...]:
+        def part(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor, at: Tensor | None) -> Outputs:
             attend = CachedKernel(model.shape, cache.storage, slots, visible)
-            layer_ops = ops.few_rows_ops(model, tokens.numel())
+            layer_ops, length = ops.few_rows_ops(model, tokens.numel()), cache.storage.length
             states = model.forward(tokens, positions, attend, length=length, cache=cache, slots=slots, ops=layer_ops)
-            return (states, head(states, positions, at[0] if at else None)) if within else (states,)
+            return (states, model.read_out(states, at, positions)) if with_head else (states,)
 
-        inputs = [tokens, positions, cache.index, plan.visible, *([at] if within and at is not None else [])]
-        ready = self.graphs.over(cache).part.prepare(part, *inputs, kind=within)
+        tokens, at = inputs.tokens.gather(1, positions), inputs.at if with_head else None
+        given = tokens, positions, cache.index, plan.visible, at
+        ready = self.graphs.over(cache).part.prepare(part, *given, kind=with_head)
 
         def replayed() -> Prediction:
             states, *logits = ready.run()
-            if within:
-                return Prediction(logits=logits[0], states=states, fleeting=ready.replays)
-            return Prediction(logits=head(states, positions, at), states=states)
+            if not with_head:
+                return model.prediction_of(states, inputs, chosen=False)
+            return Prediction(logits=logits[0], states=states if inputs.states else None, fleeting=ready.replays)
 
         return replayed
-
-    def _run(
-        self,
-        cache: KVCache | None,
-        positions: int,
-        most: int,
-        run: Callable[..., tuple[Tensor]],
-        *inputs: Tensor,
-        kind: Any,
-    ) -> tuple[Tensor, ...]:
-        """What a pass over so many positions gives, by a graph if there are not more than `most`."""
-        if positions <= most:
-            return self.graphs.over(cache).whole(run, *inputs, kind=kind)
-        return run(*inputs)
-
-    def _is_worth_packing(self, plan: PassPlan) -> bool:
-        return rounded(sum(plan.sizes)) < plan.padded
 
     def _is_planned(self, rows: int, length: int) -> bool:
         """Whether whole canvases of this shape may attend through PyTorch's kernels.
 
-        In half precision they are the fastest there are, but a library takes a tenth of a second to plan for a new
-        shape. That pays where it comes often; packed rows need no plan, and share what is captured.
+        In half precision these are the fastest, but a library takes a tenth of a second to plan for a new shape. That
+        pays for frequent shapes. Packed rows need no plan and share graphs.
         """
         return self.model.dtype.itemsize != 2 or (rows, length) in self.graphs.announced
+
+
+def rounded(positions: int) -> int:
+    return -(-positions // STEP) * STEP
 
 
 def _within_one_block(plan: PassPlan, block_size: int) -> bool:
     """Whether all positions of each row see all visible keys in a block-causal model."""
     return all(row.span[0] // block_size == (row.visible - 1) // block_size for row in plan.rows)
-
-
-def _present(**values: Tensor | None) -> dict[str, Tensor]:
-    return {name: value for name, value in values.items() if value is not None}
