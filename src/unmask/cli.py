@@ -158,6 +158,8 @@ def evaluate(
     from unmask.evals.executor import backends
     from unmask.evals.recipe import read
     from unmask.evals.run import run as measure
+    from unmask.report.studies import summary
+    from unmask.report.tables import cell_record
 
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}

@@ -13,11 +13,11 @@ from unmask.report import plots
 from unmask.report.claims import Check, checks, claims_tables
 from unmask.report.measured import Measured
 from unmask.report.runs import Run, read_runs, runs_table
-from unmask.report.studies import STUDIES, tables_of
+from unmask.report.studies import STUDIES, details, tables_of
 from unmask.report.table import Table, csv_text, latex, markdown, plain
 from unmask.report.tables import cell_record
 
-SCHEMA = "unmask.report/2"
+SCHEMA = "unmask.report/1"
 TEXTS = {"markdown": markdown, "csv": csv_text, "latex": latex}
 FORMATS = (*TEXTS, "json", *plots.FILES)
 
@@ -28,6 +28,7 @@ class Report:
 
     runs: list[Run]
     tables: list[Table]
+    details: Table  # for files: too long for a terminal
     checks: list[Check]
     files: list[Path]  # what was written
 
@@ -35,14 +36,18 @@ class Report:
         """All tables as one text: 'markdown', 'csv' (a table a paragraph), 'latex' or 'json'."""
         if form == "json":
             return json.dumps(self.to_dict(), ensure_ascii=False) + "\n"
-        return "\n".join((f"# {t.name}\n" if form == "csv" else "") + TEXTS[form](t) for t in self.tables)
+        return "\n".join((f"# {t.name}\n" if form == "csv" else "") + TEXTS[form](t) for t in self._all)
+
+    @property
+    def _all(self) -> list[Table]:
+        return [*self.tables, self.details]
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, unrounded."""
         return {
             "schema": SCHEMA,
             "runs": [{"name": run.name, "table": run.table, "title": run.title} for run in self.runs],
-            "tables": [table.to_dict() for table in self.tables],
+            "tables": [table.to_dict() for table in self._all],
             "checks": [asdict(check) for check in self.checks],
             "cells": [cell_record(cell, run.cells) | {"table": run.table} for run in self.runs for cell in run.cells],
         }
@@ -70,9 +75,11 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
     found = read_runs([Path(path) for path in runs])
     cells = {kind: [cell for run in found if run.table == kind for cell in run.cells] for kind in STUDIES}
     cells = {kind: of_kind for kind, of_kind in cells.items() if of_kind}
-    claims = checks([cell for run in found for cell in run.cells])
+    every = [cell for run in found for cell in run.cells]
+    claims = checks(every)
     tables = [table for kind, of_kind in cells.items() for table in tables_of(kind, of_kind)]
-    made = Report(runs=found, tables=[*tables, *claims_tables(claims), runs_table(found)], checks=claims, files=[])
+    tables += [*claims_tables(claims), runs_table(found)]
+    made = Report(runs=found, tables=tables, details=details(every), checks=claims, files=[])
     if out is not None:
         _write(made, cells, Path(out), formats)
     return made
@@ -87,9 +94,10 @@ def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: S
     if not made.files and set(formats) == set(drawn):
         kinds = f"(table: {', '.join(cells)}); finished cells of these have figures: {', '.join(plots.FIGURES)}"
         raise UnmaskError(f"no figure of these runs {kinds}")
-    texts = {f"tables/{table.name}.csv": csv_text(table) for table in made.tables if "csv" in formats}
+    texts = {f"tables/{table.name}.csv": csv_text(table) for table in made._all if "csv" in formats}
     texts |= {f"tables/{table.name}.tex": latex(table) for table in made.tables if "latex" in formats}
     if "markdown" in formats:
+        texts["details.md"] = markdown(made.details)
         texts["report.md"] = _page(made.tables, {f.stem: f.name for f in made.files if f.suffix == f".{drawn[0]}"})
     if "json" in formats:
         texts["report.json"] = json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n"

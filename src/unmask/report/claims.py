@@ -8,7 +8,7 @@ many on every item. Between the two it is undecided.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from unmask.report.table import Column, Table, printed
 
 Order = dict[str, Measured]  # named cells, the one with the fewest passes first, as the claim has it
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
+HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "undecided", "not measured"
 SLOWLY = 10  # percent, "rises slowly": by less than that for two more updates; the paper's own rises are below 3 %
 NOTE = (
     "A claim holds where all its differences in passes per item are above zero, and does not hold where one is zero or "
@@ -31,50 +31,55 @@ NOTE = (
 class Claim(NamedTuple):
     """Which cells of a task to compare, and by how much neighbours must differ."""
 
-    text: str
     orders: Callable[[Cells], list[Order]]
     factor: int = 1  # by more than this factor
     slowly: bool = False  # and by less than `SLOWLY`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """A claim, where it was looked for, and what was found: differences that the claim wants to be positive."""
 
     claim: str
-    place: str
-    verdict: str
-    differences: dict[str, Estimate]
+    verdict: str = UNKNOWN
+    place: str = ""
+    values: str = ""
+    differences: dict[str, Estimate] = field(default_factory=dict)
 
-    def steps(self) -> str:
-        """The differences as a text."""
-        column = Column("difference", "", 2)
-        return "; ".join(f"{step}: {' '.join(printed(one, column))}".rstrip() for step, one in self.differences.items())
+    @property
+    def against(self) -> str:
+        """The differences that do not speak for the claim."""
+        weak = {step: one for step, one in self.differences.items() if one.value <= 0 or not one.beyond_chance}
+        return "; ".join(f"{step}: {_text(one)}" for step, one in weak.items())
 
 
 def checks(cells: Cells) -> list[Check]:
-    """Every claim at every place where the runs can speak to it."""
+    """Every claim at every place where the runs can speak to it; once as not measured where none can."""
     done = [cell for cell in compare.unique(cells) if cell.complete and cell.passes() is not None]
     tasks = compare.groups(done, compare.questions)
-    found = [_check(claim, order) for claim in CLAIMS for same in tasks for order in claim.orders(same)]
-    # The same cells with other items, as where speed was measured on a few, may say the same.
-    return list({repr(check): check for check in found if check}.values())
+    found = []
+    for text, claim in CLAIMS.items():
+        here = [check for same in tasks for order in claim.orders(same) if (check := _check(text, claim, order))]
+        # The same cells with other items, as where speed was measured on a few, may say the same.
+        found += list({repr(check): check for check in here}.values()) or [Check(claim=text)]
+    return found
 
 
 def claims_tables(found: Sequence[Check]) -> list[Table]:
     """A row for each claim and place; nothing where no claim was measured."""
-    titles = {"claim": "claim", "place": "where", "verdict": "verdict", "differences": "differences in NFE"}
-    rows = [{key: getattr(check, key) for key in titles} | {"differences": check.steps()} for check in found]
-    starts = [at for at, (one, other) in enumerate(pairwise(found), 1) if one.claim != other.claim]
-    missing = [claim.text for claim in CLAIMS if claim.text not in {check.claim for check in found}]
-    notes = [NOTE, *([f"Not measured in these runs: {'; '.join(missing)}."] if missing else [])]
-    columns, title = [Column(key, title) for key, title in titles.items()], "The paper's claims about passes"
-    return (
-        [Table(name="claims", title=title, columns=columns, rows=rows, notes=notes, sections=starts)] if found else []
-    )
+    known = [check for check in found if check.verdict != UNKNOWN]
+    titles = {"claim": "claim", "place": "where", "verdict": "verdict", "against": "against it", "values": "NFE here"}
+    columns = [Column(key, title) for key, title in titles.items()]
+    rows = [{key: getattr(check, key) for key in titles} for check in known]
+    starts = [at for at, (one, other) in enumerate(pairwise(known), 1) if one.claim != other.claim]
+    missing = len(found) - len(known)
+    notes = [NOTE] + [f"{missing} of the paper's {len(CLAIMS)} claims were not measured in these runs."] * (missing > 0)
+    title = "The paper's claims about passes"
+    table = Table(name="claims", title=title, columns=columns, rows=rows, notes=notes, sections=starts)
+    return [table] if known else []
 
 
-def _check(claim: Claim, order: Order) -> Check | None:
+def _check(text: str, claim: Claim, order: Order) -> Check | None:
     """What the cells say of the claim; None where two of them share no item."""
     found: dict[str, Estimate | None] = {}
     for (a, fewer), (b, more) in pairwise(order.items()):
@@ -83,6 +88,8 @@ def _check(claim: Claim, order: Order) -> Check | None:
             updates = int(value_of(more, "iterations") - value_of(fewer, "iterations"))
             found[f"{a} → {b}, slowly"] = _difference(fewer, more, 100 + SLOWLY * updates // 2, 100)
     differences = {step: one for step, one in found.items() if one is not None}
+    if len(differences) < len(found):
+        return None
     first, *others = order.values()
     if others:
         fails = any(one.beyond_chance and one.value <= 0 for one in differences.values())
@@ -95,7 +102,12 @@ def _check(claim: Claim, order: Order) -> Check | None:
     for name, sign in (("threshold", "τ ="), ("block_size", "block")):
         shared = {setting.get(name) for setting in settings}
         place += [f"{sign} {value}" for value in shared if len(shared) == 1 and value is not None]
-    return Check(claim.text, ", ".join(place), verdict, differences) if len(differences) == len(found) else None
+    values = ", ".join(f"{name}: {_text(cell.passes())}" for name, cell in order.items())
+    return Check(claim=text, verdict=verdict, place=", ".join(place), values=values, differences=differences)
+
+
+def _text(passes: Estimate | None) -> str:
+    return " ".join(printed(passes, Column("passes", "NFE", 2))).rstrip()
 
 
 def _difference(more: Measured, fewer: Measured, first: int, second: int) -> Estimate | None:
@@ -118,24 +130,24 @@ def _sweep(knob: str, sign: str, step: int = 1) -> Callable[[Cells], list[Order]
 
 
 def _variants(*names: str) -> Callable[[Cells], list[Order]]:
-    """The variants of each ablation with these names, where there are two or more."""
-    found = lambda same: [{n: v[n] for n in names if n in v} for v in compare.ablations(same)]
-    return lambda same: [order for order in found(same) if len(order) > 1]
+    """These variants of an ablation, wherever they are all there."""
+    return lambda same: [{n: v[n] for n in names} for v in compare.ablations(same) if v.keys() >= set(names)]
 
 
 def _entropy(same: Cells) -> list[Order]:
     slow = [cell for cell in same if cell.policy == "entropy" and compare.is_one_token_a_pass(cell)]
-    return [{"entropy": cell} for cell in slow if not cell.cell.settings.get("early_stop")]
+    whole = [cell for cell in slow if not cell.cell.settings.get("early_stop")]
+    return [{f"G = {cell.cell.settings['max_tokens']}, entropy": cell} for cell in whole]
 
 
-CLAIMS = (
-    Claim("NFE falls as τ falls", _sweep("threshold", "τ =")),
-    Claim("NFE rises with even R, slowly (less than 10 % for R + 2)", _sweep("iterations", "R ="), slowly=True),
-    Claim("NFE(R = 1) is more than twice NFE(R = 2)", _variants(FULL, ONE_SHOT), factor=2),
-    Claim(
-        "NFE(no interaction) < NFE(uniform) < NFE(mean-field) < NFE(R = 1) < NFE(one token a pass)",
-        _variants(NONE, UNIFORM, FULL, ONE_SHOT, BASELINE),
-    ),
-    Claim("NFE(entropy) = G, the number of tokens", _entropy),
-    Claim("Larger blocks give fewer NFE", _sweep("block_size", "block", step=-1)),
-)
+CLAIMS = {
+    "NFE falls as τ falls": Claim(_sweep("threshold", "τ =")),
+    "NFE rises with even R, slowly (less than 10 % for R + 2)": Claim(_sweep("iterations", "R ="), slowly=True),
+    "NFE(R = 1) is more than twice NFE(R = 2)": Claim(_variants(FULL, ONE_SHOT), factor=2),
+    "NFE(no interaction) < NFE(uniform)": Claim(_variants(NONE, UNIFORM)),
+    "NFE(uniform) < NFE(mean-field)": Claim(_variants(UNIFORM, FULL)),
+    "NFE(mean-field) < NFE(R = 1)": Claim(_variants(FULL, ONE_SHOT)),
+    "NFE(R = 1) < NFE(one token a pass)": Claim(_variants(ONE_SHOT, BASELINE)),
+    "NFE(entropy) = G, the number of tokens": Claim(_entropy),
+    "Larger blocks give fewer NFE": Claim(_sweep("block_size", "block", step=-1)),
+}

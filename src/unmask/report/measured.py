@@ -18,7 +18,7 @@ from unmask.evals.store import CellFolder
 from unmask.report import statistics
 from unmask.report.statistics import Estimate
 
-COUNTS = {"reference": "", "answer": "_answer"}  # the two ways to count tokens -> what ends the name of a number
+COUNTS = ("reference", "answer")  # the two ways to count tokens
 PARTS = ("model", "policy", "rest")  # of an item's seconds
 FIELDS = {"passes": "passes", "reference": "tokens_reference", "answer": "tokens_answer", "truncated": "truncated"}
 SUMMED = ("passes", "reference", "answer", "correct", "seconds")

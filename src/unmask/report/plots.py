@@ -36,7 +36,7 @@ DASHED = zip(("dapd", "wino", "fixed", "entropy", "margin", "random"), COLOURS, 
 LOOKS = {"mean_field": ("#D55E00", "o", "-")}
 LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
 OTHER = "#882255"  # a policy that is not known here, or a second line of one that is; its marker is a number
-SIZES = {"*": 9, "P": 7, "X": 7}  # of markers that look small
+SIZES = {"*": 9, "P": 7, "X": 7, "$": 7}  # of markers that look small
 
 STYLE: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
 STYLE |= {"lines.linewidth": 1.3, "lines.markeredgecolor": "white", "lines.markeredgewidth": 0.4}
@@ -95,7 +95,7 @@ def figure(kind: str, cells: Cells) -> Figure | None:
     grid = _grid(kind, cells)
     if not grid:
         return None
-    found = Figure(figsize=(4.4 * len(grid[0]) + 1.4, 3.4 * len(grid) + 0.8), layout="constrained")
+    found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), 3.4 * len(grid) + 0.8), layout="constrained")
     # All knobs on one scale: what hardly matters must look like it.
     axes = found.subplots(len(grid), len(grid[0]), squeeze=False, sharey="col")
     drawn = {}
@@ -138,7 +138,7 @@ def _close_up(lines: list[tuple[str, Cells]]) -> Panel:
 
 def _value(cell: Measured, name: str) -> Estimate:
     """A value of a finished cell, by the name of its axis."""
-    found = Estimate(value=value_of(cell, name)) if name in KNOBS else getattr(cell, name)()
+    found = Estimate(value=float(value_of(cell, name))) if name in KNOBS else getattr(cell, name)()
     return found or Estimate(value=0.0)
 
 
@@ -154,7 +154,7 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
         ticks |= {one.value for one in x}
         # Lines over a knob stand a little beside each other, so that equal values do not hide one another.
         shift = 1.025 ** (at - (len(panel.lines) - 1) / 2) if panel.x in KNOBS else 1.0
-        style = {"color": colour, "marker": marker, "markersize": SIZES.get(marker, 5.5), "elinewidth": 0.8}
+        style = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5), "elinewidth": 0.8}
         style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4)}
         # On top: the policy that the package is about.
         style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3, "xerr": _bars(x), "yerr": _bars(y)}

@@ -78,18 +78,27 @@ def _order(cell: Measured) -> tuple[Any, ...]:
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Where the numbers come from."""
-    columns, rows = [Column(key, key) for key in ("run", "title", "cells", "remarks", "command")], []
-    for run in runs:
-        taken = [cell.about["taken_from"] for cell in run.cells if "taken_from" in cell.about]
-        unfinished = sum(not cell.complete for cell in run.cells)
-        remarks = ["device shared with other work"] if not all(cell.timed for cell in run.cells) else []
-        remarks += [f"{len(taken)} of them measured in {', '.join(sorted(set(taken)))}"] if taken else []
-        remarks += [f"{unfinished} not finished"] if unfinished else []
-        row: Row = {"run": run.name, "title": run.title, "cells": str(len(run.cells)), "remarks": "; ".join(remarks)}
-        rows.append(row | {"command": run.command})
-    cells = [cell for run in runs for cell in run.cells]
-    devices = dict.fromkeys(cell.device for cell in cells)
-    versions = dict.fromkeys(f"{k} {v}" for cell in cells for k, v in cell.about.get("versions", {}).items())
-    notes = [f"Device: {', '.join(devices)}.", f"Versions: {', '.join(versions)}."]
+    """Where the numbers come from; what all runs have in common is said once, below."""
+    rows = [_row(run) for run in runs]
+    common = [key for key in ("device", "versions") if len({row[key] for row in rows}) == 1]
+    columns = [Column(key, key) for key in rows[0] if key not in common and any(row[key] for row in rows)]
+    notes = [f"{key.capitalize()}: {rows[0][key]}." for key in common]
     return Table(name="runs", title="Runs", columns=columns, rows=rows, notes=notes)
+
+
+def _row(run: Run) -> Row:
+    taken = [cell.about["taken_from"] for cell in run.cells if "taken_from" in cell.about]
+    unfinished = sum(not cell.complete for cell in run.cells)
+    remarks = ["device shared with other work"] if not all(cell.timed for cell in run.cells) else []
+    remarks += [f"{len(taken)} of them measured in {', '.join(sorted(set(taken)))}"] if taken else []
+    remarks += [f"{unfinished} not finished"] if unfinished else []
+    versions = {name: text for cell in run.cells for name, text in cell.about.get("versions", {}).items()}
+    return {
+        "run": run.name,
+        "title": run.title,
+        "cells": len(run.cells),
+        "remarks": "; ".join(remarks),
+        "device": ", ".join(dict.fromkeys(cell.device for cell in run.cells)),
+        "versions": ", ".join(f"{name} {text}" for name, text in versions.items()),
+        "command": run.command,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -74,7 +74,8 @@ def _overview(same: Cells) -> tuple[list[Column], dict[str, Row], list[str]]:
 
 def _areas(same: Cells) -> tuple[list[Column], dict[str, Row], list[str]]:
     """The AUP of every policy on one task, likewise."""
-    task, rows = same[0].cell.task, {curve.name: {f"{task}_aup": curve.aup} for curve in curves(same)}
+    task = same[0].cell.task
+    rows: dict[str, Row] = {curve.name: {f"{task}_aup": curve.aup} for curve in curves(same)}
     open_ = [f"{n}, {c.done} of {c.cell.items or '?'} items" for c, n in labels(same).items() if not c.complete]
     notes = [f"{task}: left out, as not finished: {'; '.join(open_)}."] if open_ else []
     return [Column(f"{task}_aup", task, 1, wanted="high")], rows, [AUP, *notes]
@@ -188,7 +189,7 @@ class Study:
 
     title: str
     parts: Callable[[Cells, Cells], Parts]  # of a group; the baselines are among all cells
-    keys: Sequence[str] = tables.RESULTS
+    keys: set[str] = field(default_factory=lambda: tables.RESULTS)
     baseline: str | None = None  # other than one token a pass
     choose: Callable[[Cells], list[Measured]] = compare.unique
     subject: Callable[[Measured], tuple[Any, str, str]] = _task
@@ -229,6 +230,12 @@ def summary(cells: Cells) -> Table:
     """Accuracy and passes of the cells of one run, whatever they are for."""
     lines = [Line(label=label, cell=cell) for cell, label in labels(cells).items()]
     return results_table("cells", "Measured", tables.SUMMARY, [lines])
+
+
+def details(cells: Cells) -> Table:
+    """Every cell with both ways to count tokens, where its time went, and all its parameters."""
+    lines = [Line(label=label, cell=cell) for cell, label in labels(cells).items()]
+    return results_table("details", "Details", tables.DETAILS, [lines])
 
 
 def file_name(text: str, taken: Sequence[str] = ()) -> str:

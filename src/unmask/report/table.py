@@ -61,47 +61,58 @@ class Table:
 
     def shown(self) -> list[list[Shown]]:
         """Every row as it is printed. Several values of a column are the best where they are equal, none where all are."""
-        fair, columns = self.fair or [False] * len(self.rows), []
+        fair, best = self.fair or [False] * len(self.rows), {}
         for column in self.columns:
-            values = [row.get(column.key) for row in self.rows]
-            numbers = [v.value if isinstance(v, Estimate) else v for v in values]
-            known = {number for number, ok in zip(numbers, fair, strict=True) if ok and number is not None}
-            best = (max if column.wanted == "high" else min)(known) if column.wanted and len(known) > 1 else None
-            marks = [ok and best is not None and number == best for number, ok in zip(numbers, fair, strict=True)]
-            columns.append([Shown(*printed(v, column), mark) for v, mark in zip(values, marks, strict=True)])
-        return [list(row) for row in zip(*columns, strict=True)]
+            known = {number_of(row.get(column.key)) for row, ok in zip(self.rows, fair, strict=True) if ok} - {None}
+            if column.wanted and len(known) > 1:
+                best[column.key] = max(known) if column.wanted == "high" else min(known)
+
+        def shown(row: Row, column: Column, ok: bool) -> Shown:
+            value = row.get(column.key)
+            is_best = ok and column.key in best and number_of(value) == best[column.key]
+            return Shown(*printed(value, column), is_best)
+
+        return [[shown(row, c, ok) for c in self.columns] for row, ok in zip(self.rows, fair, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        about = {"name": self.name, "title": self.title, "notes": list(self.notes)}
-        rows = [record({column.key: row.get(column.key) for column in self.columns}) for row in self.rows]
-        return about | {"columns": {column.key: column.title for column in self.columns}, "rows": rows}
+        rows = [{column.key: as_data(row.get(column.key)) for column in self.columns} for row in self.rows]
+        columns = {column.key: column.title for column in self.columns}
+        return {"name": self.name, "title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
+
+
+def number_of(value: Value) -> Any:
+    return value.value if isinstance(value, Estimate) else value
+
+
+def interval_of(value: Value) -> tuple[float, float] | None:
+    """The interval of an estimate. One without width is left out: all items are equal, or there is only one."""
+    ends = value.interval if isinstance(value, Estimate) else None
+    return ends if ends and ends[0] < ends[1] else None
+
+
+def as_data(value: Value) -> Any:
+    """A string, a number or None, or a number with its interval."""
+    if isinstance(value, Estimate):
+        return value.to_dict() if interval_of(value) else value.value
+    return None if value == "" else value
 
 
 def printed(value: Value, column: Column) -> tuple[str, str]:
-    """A rounded value and its interval. An interval without width says that all items are equal: it is left out."""
-
-    def rounded(*numbers: float) -> str:
-        return ", ".join(f"{number:.{column.decimals or 0}f}" for number in numbers).replace("-", "−")
-
+    """A rounded value and its interval. An estimate has about four digits: more would be noise."""
+    decimals = column.decimals or 0
     if value is None or isinstance(value, str):
         return value or NOTHING, ""
     if isinstance(value, Estimate):
-        low, high = value.interval or (0.0, 0.0)
-        return rounded(value.value) + column.suffix, f"[{rounded(low, high)}]" if low < high else ""
-    least = 10 ** -(column.decimals or 0)
-    return f"< {least:g}" if 0 < value < least else rounded(value) + column.suffix, ""
+        size = abs(value.value)
+        decimals = min(decimals, 2 if size < 100 else 1 if size < 1000 else 0)
+        ends = ", ".join(_rounded(end, decimals) for end in interval_of(value) or ())
+        return _rounded(value.value, decimals) + column.suffix, ends and f"[{ends}]"
+    least = 10**-decimals
+    return f"< {least:g}" if 0 < value < least else _rounded(value, decimals) + column.suffix, ""
 
 
-def record(row: Row) -> dict[str, Any]:
-    """A row as plain data: unrounded numbers, and two more keys for an interval."""
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, Estimate):
-            low, high = value.interval or (None, None)
-            found |= {key: value.value, f"{key}_low": low, f"{key}_high": high}
-        elif value not in (None, ""):
-            found[key] = value
-    return found
+def _rounded(number: float | int, decimals: int) -> str:
+    return f"{number:.{decimals}f}".replace("-", "−")
 
 
 def markdown(table: Table) -> str:
@@ -119,13 +130,20 @@ def markdown(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """A header line, then the records of the table."""
-    records, out = table.to_dict()["rows"], io.StringIO()
-    used = set[str]().union(*records)
+    """Unrounded numbers; an interval is two more columns. A header line, no title."""
+    lines: list[dict[str, Any]] = []
+    for row in table.rows:
+        lines.append({})
+        for key in (column.key for column in table.columns):
+            lines[-1][key] = number_of(row.get(key))
+            if ends := interval_of(row.get(key)):
+                lines[-1] |= {f"{key}_low": ends[0], f"{key}_high": ends[1]}
     keys = [column.key + end for column in table.columns for end in ("", "_low", "_high")]
+    out = io.StringIO()
+    used = {column.key for column in table.columns}.union(*lines)
     writer = csv.DictWriter(out, [key for key in keys if key in used], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows(lines)
     return out.getvalue()
 
 
@@ -144,7 +162,7 @@ def latex(table: Table) -> str:
         "% needs \\usepackage{booktabs,adjustbox}",
         "\\begin{table}[t]",
         "\\centering\\footnotesize\\setlength{\\tabcolsep}{4pt}",
-        f"\\caption{{{escape(' '.join([f'{table.title}.', *table.notes]))}}}",
+        f"\\caption{{{escape(table.title)}}}",
         f"\\label{{tab:{re.sub('[^a-zA-Z0-9-]', '-', table.name)}}}",
         "\\begin{adjustbox}{max width=\\linewidth}",
         f"\\begin{{tabular}}{{@{{}}{''.join(map(alignment, table.columns))}@{{}}}}",
@@ -154,7 +172,11 @@ def latex(table: Table) -> str:
         lines += ["\\midrule"] if at in table.sections else []
         # An empty group first: a row that begins with a bracket would be read as an option of the line above.
         lines.append("{}" + " & ".join(map(cell, row)) + r" \\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{adjustbox}", "\\end{table}"]) + "\n"
+    lines += ["\\bottomrule", "\\end{tabular}", "\\end{adjustbox}"]
+    if table.notes:
+        notes = "\\\\\n".join(map(escape, table.notes))
+        lines += ["\\par\\smallskip", f"\\begin{{minipage}}{{\\linewidth}}\\scriptsize {notes}\\end{{minipage}}"]
+    return "\n".join([*lines, "\\end{table}"]) + "\n"
 
 
 def escape(text: str) -> str:

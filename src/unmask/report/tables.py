@@ -17,58 +17,75 @@ from unmask.report.compare import baseline_of, paired, questions, speedup
 from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of, value_of
 from unmask.report.paper import Printed
 from unmask.report.statistics import Estimate, holm
-from unmask.report.table import Column, Row, Table, record
+from unmask.report.table import Column, Row, Table
 
 COARSE = 100  # with fewer items a table says so itself, and marks no best value
 QUANTIZED = ("int8", "fp8")  # formats of weights
+SCORE = "accuracy_of_"  # begins the key of a score that is not the headline
 COLUMNS = (
+    Column("run", "run"),
     Column("model", "model"),
     Column("task", "task"),
     Column("label", "policy"),
     Column("weights", "weights"),
+    Column("items", "items", 0),
+    Column("shots", "shots", 0),
+    Column("template", "template"),
     Column("max_tokens", "tokens", 0),
     Column("block_size", "block", 0),
     Column("device", "device"),
     Column("dtype", "dtype"),
     Column("batch_size", "batch", 0),
-    Column("unfinished", "items"),
+    Column("aup", "AUP"),
     Column("accuracy", "accuracy %", 1, wanted="high"),
     Column("paper_accuracy", "paper", 2),
+    Column(SCORE, "", 1, wanted="high"),
     Column("passes", "NFE", 1, wanted="low"),
     Column("paper_passes", "paper", 1),
     Column("fewer_passes", "fewer passes", 2, "×", wanted="high"),
-    Column("tokens_per_second", "TPS", 1, wanted="high"),
+    Column("tokens_per_second", "TPS", 2, wanted="high"),
     Column("paper_tokens_per_second", "paper", 2),
     Column("speedup", "speed-up", 2, "×", wanted="high"),
     Column("paper_speedup", "paper", 2, "×"),
-    Column("printed_speedup", "printed", 2, "×"),
+    Column("printed_speedup", "(printed)", 2, "×"),
     *(Column(f"{part}_pass", f"{part} ms", 2) for part in PARTS),
     Column("answer", "answer tokens", 1),
-    Column("won_lost", "won : lost"),
+    Column("won_lost", "won : lost", 0),
     Column("p", "p", 3),
-    Column("aup", "AUP"),
+    *(Column(f"tokens_{count}", f"tokens ({count})", 0) for count in COUNTS),
+    *(Column(f"tokens_per_second_{count}", f"TPS ({count})", 2) for count in COUNTS),
+    *(Column(f"tokens_per_pass_{count}", f"tokens/pass ({count})", 2) for count in COUNTS),
+    *(Column(f"seconds_{part}", f"{part} s/item", 4) for part in PARTS),
+    Column("cache", "cache"),
+    Column("early_stop", "early stop"),
+    Column("truncated", "truncated", 0),
+    Column("parameters", "parameters"),
 )
-# Settings have columns where the rows differ in them; else the title names them.
+# A setting has a column where the rows differ in it; else the title names it.
 SETTINGS = {
+    "items": "{} items",
+    "shots": "{}-shot",
+    "template": "{} template",
     "max_tokens": "{} tokens",
     "block_size": "block {}",
     "device": "{}",
     "dtype": "{}",
     "batch_size": "batch {}",
 }
-ALWAYS = ("label", *SETTINGS, "unfinished")
-# The columns of a kind of study. A column without values is not shown.
-RESULTS = (*ALWAYS, "accuracy", "paper_accuracy", "passes", "paper_passes", "fewer_passes", "tokens_per_second")
-RESULTS += ("paper_tokens_per_second", "speedup", "paper_speedup", "printed_speedup", "won_lost", "p", "aup")
-COMPARED = (*ALWAYS, "task", "weights", "accuracy", "passes", "answer", "won_lost", "p")
-SUMMARY = (*ALWAYS, "model", "task", "accuracy", "passes")
-SPEED = (*ALWAYS, "tokens_per_second", "speedup", "fewer_passes", *(f"{part}_pass" for part in PARTS))
+# The columns of each kind of table, beside the settings. A column without values is not shown.
+RESULTS = {"label", "aup", "accuracy", SCORE, "paper_accuracy", "passes", "paper_passes", "fewer_passes", "speedup"}
+RESULTS |= {"tokens_per_second", "paper_tokens_per_second", "paper_speedup", "printed_speedup", "won_lost", "p"}
+COMPARED = {"task", "weights", "accuracy", SCORE, "passes", "answer", "won_lost", "p"}
+SPEED = {"label", "tokens_per_second", "speedup", "fewer_passes", *(f"{part}_pass" for part in PARTS)}
+SUMMARY = {"label", "model", "task", "accuracy", "passes"}
+DETAILS = {"label", "run", "model", "task", "cache", "early_stop", "truncated", "parameters"}
+DETAILS |= {f"{what}_{count}" for count in COUNTS for what in ("tokens", "tokens_per_second", "tokens_per_pass")}
+DETAILS |= {f"seconds_{part}" for part in PARTS}
 
 INTERVALS = "In brackets: 95 % intervals, Wilson for accuracy, resampling of items (2,000 times) for the rest."
 NOTES = {
-    "unfinished": "A row with a number of items is not finished; it is never marked as the best.",
     "paper_accuracy": "Paper: as published, on H100s at batch size 1, and its speed beside rows of that size only; its "
-    "speed-up is the ratio of its TPS, which is not always the one it prints.",
+    "speed-up is the ratio of its TPS, and (printed) the one that it prints.",
     "passes": "NFE: forward passes per item.",
     "fewer_passes": "Fewer passes: the baseline's NFE over the row's, on the same items.",
     "tokens_per_second": "TPS counts tokens as the public wrapper of the model's family does. Intervals of TPS and "
@@ -78,6 +95,8 @@ NOTES = {
     "model_pass": "Milliseconds are for one pass, the median of the items; in brackets the range that holds 9 in 10 "
     "items, not given where the items of a batch share its time. The model does the same work in every row: how much "
     "its time differs between rows is how far the clock can be trusted.",
+    "tokens_reference": "Reference: tokens as the public wrapper of the family counts them; answer: tokens up to the "
+    "first end of text or stop string. Seconds leave out one warm-up generation; of a batch, an item has its share.",
     "p": "Won : lost: items that only this row, or only the baseline, solves; p: exact two-sided McNemar test, not "
     "corrected for the number of rows.",
 }
@@ -101,57 +120,64 @@ class Line:
 Sections = list[list[Line]]  # the lines of a table; a rule is drawn between sections
 
 
-def results_table(name: str, title: str, keys: Sequence[str], sections: Sections, baseline: str | None = None) -> Table:
+def results_table(name: str, title: str, keys: set[str], sections: Sections, baseline: str | None = None) -> Table:
     """The cells beside their baselines; `baseline` says what these are, if not one token a pass."""
     lines = list(chain.from_iterable(sections))
     cells, rows = [line.cell for line in lines], [numbers(line) for line in lines]
     shared = {key for key in (*SETTINGS, "weights") if len({row[key] for row in rows}) == 1}
-    hidden = {*shared, "fewer_passes"} if "passes" in keys and all(row["speedup"] for row in rows) else shared
-    columns = [c for c in COLUMNS if c.key in keys and c.key not in hidden and any(row.get(c.key) for row in rows)]
-    if "accuracy" in keys:
-        others = dict.fromkeys(key for row in rows for key in row if key.startswith("accuracy_of_"))
-        columns += [Column(key, f"{key.removeprefix('accuracy_of_')} %", 1, wanted="high") for key in others]
+    wanted = (keys | set(SETTINGS)) - shared
+    if "passes" in keys and all(row["speedup"] for row in rows):
+        wanted.discard("fewer_passes")  # the speed-up says it
+    columns = [c for column in COLUMNS if column.key in wanted for c in _columns(column, rows)]
     if mixed := len({cell.speed_key for cell in cells}) > 1:
         columns = [replace(c, wanted="") if c.key in ("tokens_per_second", "speedup") else c for c in columns]
-    # A task may have fewer items than were asked for.
-    parts = [f"{max(cell.done if cell.complete else cell.cell.items for cell in cells):,} items"]
-    parts += [] if cells[0].cell.shots is None else [f"{cells[0].cell.shots}-shot"]
-    parts += [] if cells[0].cell.template == "none" else [f"{cells[0].cell.template} template"]
-    parts += [text.format(rows[0][key]) for key, text in SETTINGS.items() if key in shared]
+    common = [text.format(rows[0][key]) for key, text in SETTINGS.items() if key in shared and rows[0][key] != ""]
     coarse = "accuracy" in keys and max(cell.cell.items or cell.done for cell in cells) < COARSE
     alike = len({questions(cell) for cell in cells}) == 1
     return Table(
         name=name,
-        title=f"{title}: {', '.join(parts)}{' (coarse)' * coarse}",
+        title=f"{title}: {', '.join(common)}{' (coarse)' * coarse}",
         columns=columns,
         rows=rows,
-        notes=_notes(keys, [column.key for column in columns], lines, baseline, coarse=coarse, mixed=mixed),
+        notes=_notes(keys, {column.key for column in columns}, lines, baseline, coarse=coarse, mixed=mixed),
         sections=list(accumulate(len(section) for section in sections if section))[:-1],
         fair=[alike and may_be_best(cell) for cell in cells],
     )
 
 
+def _columns(column: Column, rows: Sequence[Row]) -> list[Column]:
+    """The column, if a row has a value for it; for scores, a column each."""
+    if column.key != SCORE:
+        return [column] if any(row.get(column.key) for row in rows) else []
+    keys = dict.fromkeys(key for row in rows for key in row if key.startswith(SCORE))
+    return [replace(column, key=key, title=f"{key.removeprefix(SCORE)} %") for key in keys]
+
+
 def _notes(
-    keys: Sequence[str], shown: Sequence[str], lines: Sequence[Line], baseline: str | None, *, coarse: bool, mixed: bool
+    keys: set[str], shown: set[str], lines: Sequence[Line], baseline: str | None, *, coarse: bool, mixed: bool
 ) -> list[str]:
     """What a reader of the table must know."""
     cells = [line.cell for line in lines]
-    untimed = [line.label for line in lines if not line.cell.timed] if "tokens_per_second" in keys else []
+    timed = any("second" in key for key in keys)
+    untimed = [line.label for line in lines if timed and not line.cell.timed]
     policies = " or ".join(sorted({line.baseline.policy for line in lines if line.baseline}))
     headlines = " or ".join(sorted({cell.cell.headline for cell in cells}))
     truncated = sum(int(cell.columns["truncated"].sum()) for cell in cells)
     notes = {
         f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells.": coarse,
         INTERVALS: True,
+        "A row that is not finished is never marked as the best.": not all(cell.complete for cell in cells),
         **{note: key in shown for key, note in NOTES.items()},
-        "A table without TPS: other work shared the device while its rows were measured.": len(untimed) == len(lines),
-        f"No TPS for {', '.join(untimed)}: other work shared the device meanwhile.": 0 < len(untimed) < len(lines),
-        "Rows differ in device, dtype or batch size: their TPS are not comparable with each other.": mixed
-        and "tokens_per_second" in shown,
+        "A table without TPS and seconds: other work shared the device while its rows were measured.": len(untimed)
+        == len(lines),
+        f"No TPS, no seconds for {', '.join(untimed)}: other work shared the device meanwhile.": 0
+        < len(untimed)
+        < len(lines),
+        "Rows differ in device, dtype or batch size: their TPS are not comparable with each other.": mixed and timed,
         f"Baseline: {baseline or f'{policies}, one token a pass'}.": policies,
         "No baseline (entropy or fixed, one token a pass) on the same items: no paired test.": not policies
-        and keys is not SUMMARY,
-        f"Accuracy is {headlines}; other readings follow.": any("accuracy_of_" in key for key in shown),
+        and keys & {"p", "speedup"},
+        f"Accuracy is {headlines}; other readings follow.": any(key.startswith(SCORE) for key in shown),
         f"{truncated} prompts were cut to fit the model.": truncated,
     }
     return [note for note, holds in notes.items() if holds]
@@ -165,29 +191,40 @@ def may_be_best(cell: Measured) -> bool:
 def numbers(line: Line) -> Row:
     """Every number of a cell by its name: of its own, against its baseline, and the paper's. A table shows some."""
     cell, asked, other, paper = line.cell, line.cell.cell, line.baseline, line.paper
+    parameters = asked.policy | {key: asked.settings.get(key) for key in ("max_tokens", "block_size")}
+    shown = [f"{key}={value}" for key, value in parameters.items() if key != "name" and value is not None]
     row: Row = {
+        "run": cell.run,
         "label": line.label,
         "model": cell.model,
         "task": asked.task,
         "weights": weights_of(cell) or asked.dtype,
+        "items": cell.done if cell.complete else f"{cell.done} of {asked.items or '?'}",
+        "shots": "" if asked.shots is None else asked.shots,
+        "template": "" if asked.template == "none" else asked.template,
         "max_tokens": asked.settings["max_tokens"],
         "block_size": value_of(cell, "block_size"),
         "device": cell.device,
         "dtype": asked.dtype,
         "batch_size": asked.batch_size,
-        "unfinished": "" if cell.complete else f"{cell.done} of {asked.items or '?'}",
+        "cache": str(asked.settings.get("cache", "none")),
+        "early_stop": "on" if asked.settings.get("early_stop") else "off",
+        "parameters": ", ".join(shown),
+        "truncated": int(cell.columns["truncated"].sum()),
         "aup": "left out" if line.left_out else "",
         "accuracy": cell.accuracy(),
         "passes": cell.passes(),
         "answer": float(cell.columns["answer"].mean()) if cell.done else None,
-        "truncated": int(cell.columns["truncated"].sum()),
     }
-    row |= {f"accuracy_of_{name}": cell.accuracy(name) for name in cell.scores if name != asked.headline}
-    for count, end in COUNTS.items():
-        row |= {f"tokens{end}": int(cell.columns[count].sum()), f"tokens_per_pass{end}": cell.tokens_per_pass(count)}
-        row |= {f"tokens_per_second{end}": cell.tokens_per_second(count), f"speedup{end}": speedup(cell, other, count)}
+    row |= {f"{SCORE}{name}": cell.accuracy(name) for name in cell.scores if name != asked.headline}
+    for count in COUNTS:
+        row[f"tokens_{count}"] = int(cell.columns[count].sum())
+        row[f"tokens_per_pass_{count}"] = cell.tokens_per_pass(count)
+        row[f"tokens_per_second_{count}"] = cell.tokens_per_second(count)
+        row[f"speedup_{count}"] = speedup(cell, other, count)
+    row |= {key: row[f"{key}_reference"] for key in ("tokens_per_second", "speedup")}
     for part in PARTS if cell.timed and cell.done else ():
-        row |= {f"seconds_{part}": float(cell.columns[part].sum()), f"{part}_pass": _milliseconds(cell, part)}
+        row |= {f"seconds_{part}": float(cell.columns[part].mean()), f"{part}_pass": _milliseconds(cell, part)}
     if other:
         row["fewer_passes"] = estimate_of(lambda ours, theirs: theirs["passes"] / ours["passes"], cell, other)
     if test := paired(cell, other):
@@ -203,9 +240,14 @@ def numbers(line: Line) -> Row:
 def cell_record(cell: Measured, pool: Sequence[Measured]) -> dict[str, Any]:
     """A cell and its numbers as plain data; the baseline is looked for in the pool."""
     baseline = baseline_of(cell, pool)
-    about = {"run": cell.run, "cell": cell.cell.to_dict(), "baseline": baseline and baseline.cell.key}
-    about |= {"done": cell.done, "complete": cell.complete, "shared": not cell.timed}
-    return about | record(numbers(Line(cell=cell, baseline=baseline)))
+    found = numbers(Line(cell=cell, baseline=baseline))
+    record = {key: value.to_dict() if isinstance(value, Estimate) else value for key, value in found.items()}
+    record |= {"cell": cell.cell.to_dict(), "done": cell.done, "complete": cell.complete, "shared": not cell.timed}
+    record["accuracy"] = {name: (one := cell.accuracy(name)) and one.to_dict() for name in cell.scores}
+    record["seconds"] = {part: float(cell.columns[part].sum()) for part in PARTS} if cell.timed else None
+    test = paired(cell, baseline)
+    record["paired"] = test and {"only_this": test.only_first, "only_baseline": test.only_second, "p": test.p}
+    return record | {"baseline": baseline and baseline.cell.key, "device_name": cell.about.get("device_name")}
 
 
 def _milliseconds(cell: Measured, part: str) -> Estimate:
@@ -236,7 +278,7 @@ def duels(name: str, title: str, lines: Sequence[Line]) -> list[Table]:
     if not rows:
         return []
     columns = [Column("label", f"{own[0].label} against"), Column("accuracy_difference", "accuracy, points", 1)]
-    columns += [Column("won_lost", "won : lost"), Column("p", "p", 3), Column("p_corrected", "p, corrected", 3)]
+    columns += [Column("won_lost", "won : lost", 0), Column("p", "p", 3), Column("p_corrected", "p, corrected", 3)]
     columns.append(Column("passes_ratio", "passes over theirs", 2, "×"))
     title = f"{title}: {own[0].label} against each"
     return [Table(name=f"{name}-duels", title=title, columns=columns, rows=rows, notes=[DUELS])]
