@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unmask.conversation import Conversation
     from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
+    from unmask.report.table import Column, Shown
     from unmask.report.table import Table as Described
     from unmask.types import StepEvent, StreamEvent
 
@@ -176,59 +177,51 @@ def show_tables(tables: list[Described]) -> None:
     console = Console(highlight=False)
     screen = console.width if console.is_terminal else PIPE
     for described in tables:
-        shown = len(described.columns)
-        while _widths(console, _drawn(described, shown)).minimum > screen and console.is_terminal and shown > 1:
-            shown -= 1
-        table = _drawn(described, shown)
-        console.width = max(screen, _widths(console, table).minimum)
-        console.print(Text(described.title, style="bold"))
-        console.print(table)
-        if left_out := ", ".join(column.title for column in described.columns[shown:]):
-            console.print(Text(f"No room here for: {left_out}. A wider screen and --format markdown show all.", "dim"))
-        for note in described.notes:
-            console.print(Text(note, style="dim"))
-        console.print()
+        rows, columns = described.shown(), described.columns
+        widths = [_least_width(column, [str(row[at]) for row in rows]) for at, column in enumerate(columns)]
+        # A space before the first column and after the last one, three spaces between two.
+        ends = [end - 1 for end in accumulate(width + 3 for width in widths)]
+        fitting = max(1, sum(end <= screen for end in ends)) if console.is_terminal else len(columns)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for column, width in zip(columns[:fitting], widths, strict=False):
+            side, whole = ("left", False) if column.decimals is None else ("right", True)
+            table.add_column(Text(column.title), justify=side, no_wrap=whole, min_width=width)
+        for number, row in enumerate(rows):
+            if number in described.sections:
+                table.add_section()
+            table.add_row(*(_place(shown) for shown in row[:fitting]))
+        console.width = max(screen, ends[fitting - 1])
+        console.print(Text(described.title, style="bold"), table, sep="\n")
+        notes = list(described.notes)
+        if left_out := ", ".join(column.title for column in columns[fitting:]):
+            notes.insert(0, f"No room here for: {left_out}. A wider screen and --format markdown show all.")
+        console.print(*(Text(note, style="dim") for note in notes), "", sep="\n")
 
 
-def _drawn(described: Described, shown: int) -> Table:
-    """The table with its first columns, each at least as wide as a number with its interval, or as a word."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    rows = [row[:shown] for row in described.shown()]
-    for at, column in enumerate(described.columns[:shown]):
-        texts = [column.title, *(str(row[at]) for row in rows)]
-        least = max(len(part) for text in texts for part in (text.split() if column.decimals is None else [text]))
-        side, whole = ("left", False) if column.decimals is None else ("right", True)
-        table.add_column(Text(column.title), justify=side, no_wrap=whole, min_width=least)
-    for number, row in enumerate(rows):
-        if number in described.sections:
-            table.add_section()
-        table.add_row(*(Text.assemble((e.text, "bold" * e.best), f" {e.interval}" * bool(e.interval)) for e in row))
-    return table
+def _least_width(column: Column, texts: list[str]) -> int:
+    """Of the column: a number with its interval is never folded, nor is a word."""
+    parts = [column.title, *texts]
+    return max(len(part) for text in parts for part in (text.split() if column.decimals is None else [text]))
 
 
-def _widths(console: Console, table: Table) -> Measurement:
-    """The width of the table with every word in a line of its own, and that with nothing folded."""
-    return Measurement.get(console, console.options.update(max_width=10_000), table)
+def _place(shown: Shown) -> Text:
+    return Text.assemble((shown.text, "bold" if shown.best else ""), f" {shown.interval}" if shown.interval else "")
 
 
 def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
     """A table of measurements: a column for each name that has a value somewhere other than the usual one."""
     from unmask.bench.measure import short
 
-    console = Console(highlight=False)
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    def text(value: Any) -> str:
+        return "unknown" if value is None else short(value) if isinstance(value, float) else str(value)
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     usual = {"refresh": "block"}
     names = [name for name in rows[0] if any(row[name] not in ("", usual.get(name, "")) for row in rows)]
-    texts = [
-        ["unknown" if row[name] is None else short(row[name]) if isinstance(row[name], float) else str(row[name])
-         for name in names]
-        for row in rows
-    ]  # fmt: skip
     for name in names:
         words = name in ("cache", "refresh", "pass", "bound by", "form")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    for text in texts:
-        table.add_row(*text)
-    console.width = max(console.width, _widths(console, table).maximum)
-    console.print(table)
+    for row in rows:
+        table.add_row(*(text(row[name]) for name in names))
+    # Nothing is folded or left out, however narrow the screen.
+    Console(highlight=False, width=10_000).print(Text(title, style="bold"), table, sep="\n")

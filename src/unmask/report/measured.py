@@ -44,6 +44,11 @@ class Measured:
         return len(self.ids)
 
     @property
+    def items(self) -> int | str:
+        """The finished items, and of how many where some are missing."""
+        return self.done if self.complete else f"{self.done} of {self.cell.items or '?'}"
+
+    @property
     def policy(self) -> str:
         return self.cell.policy["name"]
 

@@ -6,7 +6,7 @@ The same numbers give the same file, byte for byte: no dates, no random ids, the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,11 +44,14 @@ STYLE |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask"}
 STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
 
 
+Lines = Sequence[tuple[str, Cells]]  # the label and the cells of each line
+
+
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """What one panel of a figure shows: a value over another, a line a policy."""
 
-    lines: list[tuple[str, Cells]]  # the label and the cells of each line
+    lines: Lines
     x: str = "passes"  # x and y are names of AXES
     y: str = "accuracy"
     log: bool = False
@@ -116,17 +119,17 @@ def _grid(kind: str, cells: Cells) -> list[list[Panel]]:
     if kind == "blocks":
         turned = sweeps(cells, "block_size")
         names = labels([sweep[0] for sweep in turned])
-        shown = {"lines": [(names[sweep[0]], sweep) for sweep in turned], "x": "block_size", "log": True}
-        return [[Panel(**shown), Panel(**shown, y="passes")]] if turned else []
+        panel = Panel(lines=[(names[sweep[0]], sweep) for sweep in turned], x="block_size", log=True)
+        return [[panel, replace(panel, y="passes")]] if turned else []
     found = []
     for knob in ("threshold", "iterations"):
         if sweep := sweep_of(cells, knob):
-            shown = {"lines": [("mean_field", sweep)], "x": knob, "setting": changes(sweep[0], knob)}
-            found.append([Panel(**shown, baseline=baseline_of(sweep[0], cells)), Panel(**shown, y="passes")])
+            panel = Panel(lines=[("mean_field", sweep)], x=knob, setting=changes(sweep[0], knob))
+            found.append([replace(panel, baseline=baseline_of(sweep[0], cells)), replace(panel, y="passes")])
     return found
 
 
-def _close_up(lines: list[tuple[str, Cells]]) -> Panel:
+def _close_up(lines: Lines) -> Panel:
     """The fastest of the best."""
     points = [[_value(cell, name).value for name in ("passes", "accuracy")] for _, cells in lines for cell in cells]
     floor = max(accuracy for _, accuracy in points) - CLOSE
@@ -144,18 +147,20 @@ def _value(cell: Measured, name: str) -> Estimate:
 
 def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
     """Every line's points, joined, with bars for the intervals. A line looks as its policy always does, if it can."""
+    from matplotlib.ticker import LogLocator
+
     drawn: dict[str, Any] = {}
-    numbers, taken, ticks = count(1), set(), set()
+    numbers, taken, places = count(1), set(), set[float]()
     for at, (name, cells) in enumerate(panel.lines):
         look = LOOKS.get(cells[0].policy)
         colour, marker, dash = look = (OTHER, f"${next(numbers)}$", ":") if look is None or look in taken else look
         taken.add(look)
         x, y = ([_value(cell, axis) for cell in cells] for axis in (panel.x, panel.y))
-        ticks |= {one.value for one in x}
+        places |= {one.value for one in x}
         # Lines over a knob stand a little beside each other, so that equal values do not hide one another.
         shift = 1.025 ** (at - (len(panel.lines) - 1) / 2) if panel.x in KNOBS else 1.0
-        style = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5), "elinewidth": 0.8}
-        style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4)}
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5)}
+        style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4), "elinewidth": 0.8}
         # On top: the policy that the package is about.
         style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3, "xerr": _bars(x), "yerr": _bars(y)}
         drawn[name], *_ = axes.errorbar([one.value * shift for one in x], [one.value for one in y], **style)
@@ -164,14 +169,14 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
     axes.set_title(panel.title, loc="left")
     if panel.y == "passes":
         axes.set_ylim(bottom=0)
-    if panel.x == "passes":
-        low, high = min(ticks) / 1.2, max(ticks) * 1.2
+    if panel.x in KNOBS:
+        axes.set_xticks(sorted(places))
+    elif panel.log:
         # Powers of two, or closer if these are too few.
-        steps = (1, 1.25, 1.5, 1.75) if high < 4 * low else (1,)
-        ticks = {tick for power in range(12) for step in steps if low <= (tick := 2**power * step) <= high}
-    if panel.log or panel.x in KNOBS:
-        axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
-        axes.minorticks_off()
+        subs = (1, 1.25, 1.5, 1.75) if max(places) < 3 * min(places) else (1,)
+        axes.xaxis.set_major_locator(LogLocator(base=2, subs=subs))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
     if panel.baseline:
         level = _value(panel.baseline, "accuracy").value
         line = axes.axhline(level, color="#666666", linestyle=":", linewidth=1.4, zorder=1)

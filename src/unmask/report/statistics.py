@@ -1,7 +1,7 @@
 """How sure a number is: intervals of rates and of ratios of sums, a paired test, and the area under a curve (AUP).
 
-An interval is a pair (low, high) that holds 95 %. Resampling draws items with replacement from a fixed seed, so a report
-made twice is the same report. The functions take numbers; they know neither cells nor files.
+An interval is a pair (low, high) that holds 95 %. Resampling draws items with replacement from a fixed seed: a report
+made twice is the same. The functions take numbers; they know neither cells nor files.
 """
 
 from __future__ import annotations

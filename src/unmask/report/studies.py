@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from unmask.report.compare import Cells, baseline_of, groups, questions
 from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, common_sums, value_of
 from unmask.report.statistics import Estimate
-from unmask.report.table import Column, Row, Table
+from unmask.report.table import Column, Row, Table, Value, number_of
 from unmask.report.tables import Line, Sections, results_table, weights_of
 
 Parts = dict[str, Sections]  # what the title of a table adds -> its lines
@@ -58,48 +58,53 @@ def curves(cells: Cells) -> list[Curve]:
     return found
 
 
-def _overview(same: Cells) -> tuple[list[Column], dict[str, Row], list[str]]:
-    """Accuracy and passes of every policy on one task: columns, the values of each row, and notes."""
-    task, rows = same[0].cell.task, {}
-    for cell, label in labels(same, block=True).items():
-        if cell.complete and (accuracy := cell.accuracy()):
-            passes = cell.passes()
-            rows[label] = {f"{task}_accuracy": accuracy.value, f"{task}_passes": passes and passes.value}
-    columns = [
-        Column(f"{task}_accuracy", f"{task} %", 1, wanted="high"),
-        Column(f"{task}_passes", "NFE", 1, wanted="low"),
-    ]
-    return columns, rows, [FINISHED]
+def _overview(same: Cells) -> dict[Column, dict[str, Value]]:
+    """Accuracy and passes of every policy on one task, without intervals: column -> label -> value."""
+    task, names = same[0].cell.task, labels(same, block=True)
+    done = [cell for cell in same if cell.complete]
+    accuracy, passes = Column(f"{task}_accuracy", f"{task} %", 1), Column(f"{task}_passes", "NFE", 1)
+    return {
+        replace(accuracy, wanted="high"): {names[cell]: number_of(cell.accuracy()) for cell in done},
+        replace(passes, wanted="low"): {names[cell]: number_of(cell.passes()) for cell in done},
+    }
 
 
-def _areas(same: Cells) -> tuple[list[Column], dict[str, Row], list[str]]:
-    """The AUP of every policy on one task, likewise."""
+def _areas(same: Cells) -> dict[Column, dict[str, Value]]:
+    """The AUP of every policy on one task."""
     task = same[0].cell.task
-    rows: dict[str, Row] = {curve.name: {f"{task}_aup": curve.aup} for curve in curves(same)}
-    open_ = [f"{n}, {c.done} of {c.cell.items or '?'} items" for c, n in labels(same).items() if not c.complete]
-    notes = [f"{task}: left out, as not finished: {'; '.join(open_)}."] if open_ else []
-    return [Column(f"{task}_aup", task, 1, wanted="high")], rows, [AUP, *notes]
+    return {Column(f"{task}_aup", task, 1, wanted="high"): {curve.name: curve.aup for curve in curves(same)}}
 
 
 def _pivots(kind: str, cells: Cells) -> list[Table]:
     """For every model a table with columns for each task: of main studies an overview, of curves the AUP."""
     found = []
     for of_model in groups(cells, lambda cell: cell.cell.model):
-        of_tasks = groups(of_model, lambda cell: cell.cell.task)
+        of_tasks, model = groups(of_model, lambda cell: cell.cell.task), of_model[0].model
         # Of a task that was run with several numbers of items, the table has the most.
         tasks = [max(groups(of_task, questions), key=lambda same: same[0].cell.items) for of_task in of_tasks]
-        columns, rows, notes, model = [Column("label", "policy")], dict[str, Row](), [], of_model[0].model
-        for same in tasks:
-            added, values, said = (_areas if kind == "curves" else _overview)(same)
-            columns, notes = columns + added, notes + said
-            for label, row in values.items():
-                rows.setdefault(label, {"label": label}).update(row)
+        name, title, notes, values_of = "overview", f"{model}: overview", [FINISHED], _overview
+        if kind == "curves":
+            name, title, notes, values_of = "aup", f"AUP, {model}", [AUP, *_unfinished(tasks)], _areas
+        elif len(tasks) == 1:
+            continue
+        columns, rows = [Column("label", "policy")], dict[str, Row]()
+        for column, values in chain.from_iterable(values_of(same).items() for same in tasks):
+            columns.append(column)
+            for label, value in values.items():
+                rows.setdefault(label, {"label": label})[column.key] = value
         fair = all(tables.may_be_best(cell) for same in tasks for cell in same if cell.complete)
-        name, title = ("aup", f"AUP, {model}") if kind == "curves" else ("overview", f"{model}: overview")
-        shown = {"columns": columns, "rows": list(rows.values()), "fair": [fair] * len(rows), "title": title}
-        if kind == "curves" or len(tasks) > 1:
-            found.append(Table(name=file_name(f"{name}-{model}"), notes=list(dict.fromkeys(notes)), **shown))
+        name, marked = file_name(f"{name}-{model}"), [fair] * len(rows)
+        found.append(Table(name=name, title=title, columns=columns, rows=[*rows.values()], notes=notes, fair=marked))
     return found
+
+
+def _unfinished(tasks: Sequence[Cells]) -> list[str]:
+    """A note on the cells of each task that are left out."""
+    notes = []
+    for same in tasks:
+        missing = [f"{label}, {cell.items} items" for cell, label in labels(same).items() if not cell.complete]
+        notes += [f"{same[0].cell.task}: left out, as not finished: {'; '.join(missing)}."] if missing else []
+    return notes
 
 
 def _line(label: str, cell: Measured, pool: Cells, printed: paper.Printed | None = None, **more: Any) -> Line:
@@ -183,6 +188,11 @@ def _policy(cell: Measured) -> tuple[Any, str, str]:
     return model, f"{short}-{cell.policy}", f"{short}, {with_parameters(cell.policy, changes(cell))}"
 
 
+def _whatever_device(cells: Cells) -> list[Measured]:
+    """Each question once: neither answers nor passes are meant to depend on the device."""
+    return compare.unique(cells, "device", "dtype", "batch_size")
+
+
 @dataclass(frozen=True)
 class Study:
     """One kind of study: how its cells are chosen and grouped, and how a group is shown."""
@@ -200,10 +210,7 @@ STUDIES = {
     "ablation": Study("Ablation", _ablation),
     "sensitivity": Study("Sensitivity of mean-field", _sensitivity),
     "blocks": Study("Block size", _blocks),
-    # Neither answers nor passes are meant to depend on the device: each question counts once.
-    "curves": Study(
-        "Accuracy and passes", _curves, choose=lambda c: compare.unique(c, "device", "dtype", "batch_size")
-    ),
+    "curves": Study("Accuracy and passes", _curves, choose=_whatever_device),
     "lengths": Study("Response length", _lengths, tables.COMPARED, "the shortest of the task", subject=_policy),
     "speed": Study("Speed", _rows, tables.SPEED),
     "weights": Study("Weights in 8 bits", _weights, tables.COMPARED, "the weights as they were", subject=_policy),

@@ -60,7 +60,7 @@ class Table:
     fair: Sequence[bool] = ()  # whether a row may have the best of a column; without it, none may
 
     def shown(self) -> list[list[Shown]]:
-        """Every row as it is printed. Several values of a column are the best where they are equal, none where all are."""
+        """Every row as it is printed. Equal values of a column are the best together, and none is if all are equal."""
         fair, best = self.fair or [False] * len(self.rows), {}
         for column in self.columns:
             known = {number_of(row.get(column.key)) for row, ok in zip(self.rows, fair, strict=True) if ok} - {None}

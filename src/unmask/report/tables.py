@@ -101,8 +101,8 @@ NOTES = {
     "corrected for the number of rows.",
 }
 DUELS = (
-    "Paired: the same items, resampled together for the 95 % intervals. Won : lost: items that only mean_field, or only "
-    "the other, solves; p: exact two-sided McNemar test, corrected for the number of rows by Holm's method."
+    "Paired: the same items, resampled together for the 95 % intervals. Won : lost: items that only mean_field, or "
+    "only the other, solves; p: exact two-sided McNemar test, corrected for the number of rows by Holm's method."
 )
 
 
@@ -199,7 +199,7 @@ def numbers(line: Line) -> Row:
         "model": cell.model,
         "task": asked.task,
         "weights": weights_of(cell) or asked.dtype,
-        "items": cell.done if cell.complete else f"{cell.done} of {asked.items or '?'}",
+        "items": cell.items,
         "shots": "" if asked.shots is None else asked.shots,
         "template": "" if asked.template == "none" else asked.template,
         "max_tokens": asked.settings["max_tokens"],
@@ -241,7 +241,7 @@ def cell_record(cell: Measured, pool: Sequence[Measured]) -> dict[str, Any]:
     """A cell and its numbers as plain data; the baseline is looked for in the pool."""
     baseline = baseline_of(cell, pool)
     found = numbers(Line(cell=cell, baseline=baseline))
-    record = {key: value.to_dict() if isinstance(value, Estimate) else value for key, value in found.items()}
+    record: dict[str, Any] = {k: v.to_dict() if isinstance(v, Estimate) else v for k, v in found.items()}
     record |= {"cell": cell.cell.to_dict(), "done": cell.done, "complete": cell.complete, "shared": not cell.timed}
     record["accuracy"] = {name: (one := cell.accuracy(name)) and one.to_dict() for name in cell.scores}
     record["seconds"] = {part: float(cell.columns[part].sum()) for part in PARTS} if cell.timed else None
