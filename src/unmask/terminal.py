@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from unmask.types import StepEvent, StreamEvent
 
 
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
 def show_stream(events: Iterable[StreamEvent]) -> None:
     """Print text as it becomes certain, then what it cost on stderr."""
     began = time.perf_counter()
     for event in events:
-        sys.stdout.write(event.text_delta)
+        sys.stdout.write(event.text_delta if event.output is None else f"{event.text_delta}\n")
         sys.stdout.flush()
         if event.output is not None:
             usage, seconds = event.output.usage, time.perf_counter() - began
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            console = Console(stderr=True, highlight=False)
-            console.print(
-                f"{usage.completion_tokens} tokens, {usage.forward_passes} forward passes, {seconds:.1f} s", style="dim"
-            )
+            cost = f"{usage.completion_tokens} tokens, {usage.forward_passes} forward passes, {seconds:.1f} s"
+            _stderr().print(cost, style="dim")
 
 
 @contextmanager
@@ -68,13 +68,11 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
 
     Yields the listeners of a run by the names of its parameters.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console, labels = _stderr(), dict[str, str]()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left"))
-    period = 600.0  # cells differ in cost: a short look back would make the estimate jump
-    labels: dict[str, str] = {}
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=period
-    ) as bar:
+    # Cells differ in cost: a short look back would make the estimate jump.
+    options: dict[str, Any] = {"transient": True, "disable": not console.is_terminal, "speed_estimate_period": 600.0}
+    with Progress(*columns, console=console, **options) as bar:
         task = bar.add_task("loading", total=1.0)
 
         def say(line: str) -> None:
@@ -112,7 +110,7 @@ def is_terminal(stream: Any) -> bool:
 def note(message: str | None) -> None:
     """Something worth knowing, on stderr."""
     if message:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"unmask: {message}", style="dim", markup=False)
+        _stderr().print(f"unmask: {message}", style="dim", markup=False)
 
 
 def status(message: str) -> AbstractContextManager[Any]:
@@ -125,8 +123,7 @@ def converse(talk: Conversation, about: Callable[[list[str]], str | None]) -> No
 
     `about` knows what to say of a prompt that the model was not made for; it is said once.
     """
-    interactive, told = is_terminal(sys.stdin), None
-    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    interactive, told, aside = is_terminal(sys.stdin), None, _stderr()
     if interactive:
         import readline  # noqa: F401  (line editing and history for input())
 

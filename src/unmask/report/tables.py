@@ -100,6 +100,8 @@ NOTES = {
     "p": "Won : lost: items that only this row, or only the baseline, solves; p: exact two-sided McNemar test, not "
     "corrected for the number of rows.",
 }
+MIXED = "Rows differ in device, dtype or batch size: their TPS are not comparable with each other."
+NO_BASELINE = "No baseline (entropy or fixed, one token a pass) on the same items: no paired test."
 DUELS = (
     "Paired: the same items, resampled together for the 95 % intervals. Won : lost: items that only mean_field, or "
     "only the other, solves; p: exact two-sided McNemar test, corrected for the number of rows by Holm's method."
@@ -158,29 +160,25 @@ def _notes(
 ) -> list[str]:
     """What a reader of the table must know."""
     cells = [line.cell for line in lines]
-    timed = any("second" in key for key in keys)
-    untimed = [line.label for line in lines if timed and not line.cell.timed]
+    untimed = [line.label for line in lines if any("second" in key for key in keys) and not line.cell.timed]
     policies = " or ".join(sorted({line.baseline.policy for line in lines if line.baseline}))
     headlines = " or ".join(sorted({cell.cell.headline for cell in cells}))
     truncated = sum(int(cell.columns["truncated"].sum()) for cell in cells)
-    notes = {
-        f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells.": coarse,
-        INTERVALS: True,
-        "A row that is not finished is never marked as the best.": not all(cell.complete for cell in cells),
-        **{note: key in shown for key, note in NOTES.items()},
-        "A table without TPS and seconds: other work shared the device while its rows were measured.": len(untimed)
-        == len(lines),
-        f"No TPS, no seconds for {', '.join(untimed)}: other work shared the device meanwhile.": 0
-        < len(untimed)
-        < len(lines),
-        "Rows differ in device, dtype or batch size: their TPS are not comparable with each other.": mixed and timed,
-        f"Baseline: {baseline or f'{policies}, one token a pass'}.": policies,
-        "No baseline (entropy or fixed, one token a pass) on the same items: no paired test.": not policies
-        and keys & {"p", "speedup"},
-        f"Accuracy is {headlines}; other readings follow.": any(key.startswith(SCORE) for key in shown),
-        f"{truncated} prompts were cut to fit the model.": truncated,
-    }
-    return [note for note, holds in notes.items() if holds]
+    some, every = 0 < len(untimed) < len(lines), len(untimed) == len(lines)
+    notes = [
+        (coarse, f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells."),
+        (True, INTERVALS),
+        (not all(cell.complete for cell in cells), "A row that is not finished is never marked as the best."),
+        *((key in shown, note) for key, note in NOTES.items()),
+        (every, "A table without TPS and seconds: other work shared the device while its rows were measured."),
+        (some, f"No TPS, no seconds for {', '.join(untimed)}: other work shared the device meanwhile."),
+        (mixed and any("second" in key for key in shown), MIXED),
+        (policies, f"Baseline: {baseline or f'{policies}, one token a pass'}."),
+        (not policies and keys & {"p", "speedup"}, NO_BASELINE),
+        (any(SCORE in key for key in shown), f"Accuracy is {headlines}; other readings follow."),
+        (truncated, f"{truncated} prompts were cut to fit the model."),
+    ]
+    return [note for holds, note in notes if holds]
 
 
 def may_be_best(cell: Measured) -> bool:
