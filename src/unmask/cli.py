@@ -158,8 +158,8 @@ def evaluate(
     from unmask.evals.executor import backends
     from unmask.evals.recipe import read
     from unmask.evals.run import run as measure
-    from unmask.report.studies import summary
-    from unmask.report.tables import cell_record
+    from unmask.report.studies import cells_table
+    from unmask.report.tables import SUMMARY, cell_record
 
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
@@ -184,7 +184,7 @@ def evaluate(
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        terminal.show_tables([summary(cells)])
+        terminal.show_tables([cells_table("Measured", SUMMARY, cells)])
 
 
 @app.command()

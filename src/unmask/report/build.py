@@ -13,9 +13,9 @@ from unmask.report import plots
 from unmask.report.claims import Check, checks, claims_tables
 from unmask.report.measured import Measured
 from unmask.report.runs import Run, read_runs, runs_table
-from unmask.report.studies import STUDIES, details, tables_of
+from unmask.report.studies import STUDIES, cells_table, tables_of
 from unmask.report.table import Table, csv_text, latex, markdown, plain
-from unmask.report.tables import cell_record
+from unmask.report.tables import DETAILS, cell_record
 
 SCHEMA = "unmask.report/1"
 TEXTS = {"markdown": markdown, "csv": csv_text, "latex": latex}
@@ -79,7 +79,7 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
     claims = checks(every)
     tables = [table for kind, of_kind in cells.items() for table in tables_of(kind, of_kind)]
     tables += [*claims_tables(claims), runs_table(found)]
-    made = Report(runs=found, tables=tables, details=details(every), checks=claims, files=[])
+    made = Report(runs=found, tables=tables, details=cells_table("Details", DETAILS, every), checks=claims, files=[])
     if out is not None:
         _write(made, cells, Path(out), formats)
     return made

@@ -111,7 +111,7 @@ def _text(passes: Estimate | None) -> str:
 
 
 def _difference(more: Measured, fewer: Measured, first: int, second: int) -> Estimate | None:
-    """Passes per item of one cell less those of another, each times its percentage, on the items of both."""
+    """Passes per item of one cell less the passes of another, each times its percentage, on the items of both."""
     # Whole numbers, so that a claim which fails by nothing at all is not saved by rounding.
     found = estimate_of(lambda a, b: (first * a["passes"] - second * b["passes"]) / (100 * a["items"]), more, fewer)
     # One item cannot tell how items differ.

@@ -36,10 +36,10 @@ DASHED = zip(("dapd", "wino", "fixed", "entropy", "margin", "random"), COLOURS, 
 LOOKS = {"mean_field": ("#D55E00", "o", "-")}
 LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
 OTHER = "#882255"  # a policy that is not known here, or a second line of one that is; its marker is a number
-SIZES = {"*": 9, "P": 7, "X": 7, "$": 7}  # of markers that look small
+SIZES = {"*": 9, "P": 7, "X": 7, "$": 8}  # of markers that look small
 
 STYLE: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
-STYLE |= {"lines.linewidth": 1.3, "lines.markeredgecolor": "white", "lines.markeredgewidth": 0.4}
+STYLE |= {"lines.linewidth": 1.3, "lines.markeredgewidth": 0.4}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask"}
 STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
 
@@ -160,6 +160,7 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
         # Lines over a knob stand a little beside each other, so that equal values do not hide one another.
         shift = 1.025 ** (at - (len(panel.lines) - 1) / 2) if panel.x in KNOBS else 1.0
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5)}
+        style["markeredgecolor"] = colour if look[0] == OTHER else "white"  # a number would be eaten by white
         style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4), "elinewidth": 0.8}
         # On top: the policy that the package is about.
         style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3, "xerr": _bars(x), "yerr": _bars(y)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, common_sums, value_of
 from unmask.report.statistics import Estimate
 from unmask.report.table import Column, Row, Table, Value, number_of
-from unmask.report.tables import Line, Sections, results_table, weights_of
+from unmask.report.tables import COMPARED, RESULTS, SPEED, Line, Sections, results_table, weights_of
 
 Parts = dict[str, Sections]  # what the title of a table adds -> its lines
 
@@ -40,7 +40,7 @@ class Curve(NamedTuple):
 
 
 def curves(cells: Cells) -> list[Curve]:
-    """The curves of all policies on one task. Several runs may hold parts of one curve, from whatever device."""
+    """The curves of all policies on one task. Several runs on several devices may hold parts of one curve."""
     done = [cell for cell in cells if cell.complete and cell.passes() is not None]
     sums = dict(zip(done, common_sums(done), strict=False)) if done else {}
     speed = {cell: own["answer"] / own["passes"] for cell, own in sums.items()}
@@ -182,13 +182,13 @@ def _task(cell: Measured) -> tuple[Any, str, str]:
 
 
 def _policy(cell: Measured) -> tuple[Any, str, str]:
-    """The same for a table of all tasks, whatever the format of the weights."""
+    """The same for a table of all tasks and all formats of the weights."""
     model = cell.cell.model.removesuffix(f"+{weights_of(cell)}").rstrip("/")
     short = model.rsplit("/", 1)[-1]
     return model, f"{short}-{cell.policy}", f"{short}, {with_parameters(cell.policy, changes(cell))}"
 
 
-def _whatever_device(cells: Cells) -> list[Measured]:
+def _on_any_device(cells: Cells) -> list[Measured]:
     """Each question once: neither answers nor passes are meant to depend on the device."""
     return compare.unique(cells, "device", "dtype", "batch_size")
 
@@ -199,21 +199,21 @@ class Study:
 
     title: str
     parts: Callable[[Cells, Cells], Parts]  # of a group; the baselines are among all cells
-    keys: set[str] = field(default_factory=lambda: tables.RESULTS)
+    keys: set[str]  # of the columns
     baseline: str | None = None  # other than one token a pass
     choose: Callable[[Cells], list[Measured]] = compare.unique
     subject: Callable[[Measured], tuple[Any, str, str]] = _task
 
 
 STUDIES = {
-    "main": Study("", _rows, choose=compare.without_copies),
-    "ablation": Study("Ablation", _ablation),
-    "sensitivity": Study("Sensitivity of mean-field", _sensitivity),
-    "blocks": Study("Block size", _blocks),
-    "curves": Study("Accuracy and passes", _curves, choose=_whatever_device),
-    "lengths": Study("Response length", _lengths, tables.COMPARED, "the shortest of the task", subject=_policy),
-    "speed": Study("Speed", _rows, tables.SPEED),
-    "weights": Study("Weights in 8 bits", _weights, tables.COMPARED, "the weights as they were", subject=_policy),
+    "main": Study("", _rows, RESULTS, choose=compare.without_copies),
+    "ablation": Study("Ablation", _ablation, RESULTS),
+    "sensitivity": Study("Sensitivity of mean-field", _sensitivity, RESULTS),
+    "blocks": Study("Block size", _blocks, RESULTS),
+    "curves": Study("Accuracy and passes", _curves, RESULTS, choose=_on_any_device),
+    "lengths": Study("Response length", _lengths, COMPARED, "the shortest of the task", subject=_policy),
+    "speed": Study("Speed", _rows, SPEED),
+    "weights": Study("Weights in 8 bits", _weights, COMPARED, "the weights as they were", subject=_policy),
 }
 
 
@@ -233,16 +233,10 @@ def tables_of(kind: str, cells: Cells) -> list[Table]:
     return found
 
 
-def summary(cells: Cells) -> Table:
-    """Accuracy and passes of the cells of one run, whatever they are for."""
+def cells_table(title: str, keys: set[str], cells: Cells) -> Table:
+    """A row for each cell, without a study."""
     lines = [Line(label=label, cell=cell) for cell, label in labels(cells).items()]
-    return results_table("cells", "Measured", tables.SUMMARY, [lines])
-
-
-def details(cells: Cells) -> Table:
-    """Every cell with both ways to count tokens, where its time went, and all its parameters."""
-    lines = [Line(label=label, cell=cell) for cell, label in labels(cells).items()]
-    return results_table("details", "Details", tables.DETAILS, [lines])
+    return results_table(title.lower(), title, keys, [lines])
 
 
 def file_name(text: str, taken: Sequence[str] = ()) -> str:
