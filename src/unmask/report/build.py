@@ -11,6 +11,7 @@ from typing import Any
 from unmask.errors import UnknownName, UnmaskError
 from unmask.report import plots
 from unmask.report.claims import Check, checks, claims_tables
+from unmask.report.compare import without_copies
 from unmask.report.measured import Measured
 from unmask.report.runs import Run, read_runs, runs_table
 from unmask.report.studies import STUDIES, cells_table, tables_of
@@ -79,7 +80,13 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
     claims = checks(every)
     tables = [table for kind, of_kind in cells.items() for table in tables_of(kind, of_kind)]
     tables += [*claims_tables(claims), runs_table(found)]
-    made = Report(runs=found, tables=tables, details=cells_table("Details", DETAILS, every), checks=claims, files=[])
+    made = Report(
+        runs=found,
+        tables=tables,
+        details=cells_table("Details", DETAILS, without_copies(every)),
+        checks=claims,
+        files=[],
+    )
     if out is not None:
         _write(made, cells, Path(out), formats)
     return made

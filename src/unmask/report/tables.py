@@ -133,7 +133,8 @@ def results_table(name: str, title: str, keys: set[str], sections: Sections, bas
     columns = [c for column in COLUMNS if column.key in wanted for c in _columns(column, rows)]
     if mixed := len({cell.speed_key for cell in cells}) > 1:
         columns = [replace(c, wanted="") if c.key in ("tokens_per_second", "speedup") else c for c in columns]
-    common = [text.format(rows[0][key]) for key, text in SETTINGS.items() if key in shared and rows[0][key] != ""]
+    said = {key: value for key, value in rows[0].items() if key in shared and value not in (None, "none")}
+    common = [text.format(said[key]) for key, text in SETTINGS.items() if key in said]
     coarse = "accuracy" in keys and max(cell.cell.items or cell.done for cell in cells) < COARSE
     alike = len({questions(cell) for cell in cells}) == 1
     return Table(
@@ -164,6 +165,7 @@ def _notes(
     policies = " or ".join(sorted({line.baseline.policy for line in lines if line.baseline}))
     headlines = " or ".join(sorted({cell.cell.headline for cell in cells}))
     truncated = sum(int(cell.columns["truncated"].sum()) for cell in cells)
+    named = ", ".join(untimed) if len(untimed) < 10 else f"{len(untimed)} rows"
     some, every = 0 < len(untimed) < len(lines), len(untimed) == len(lines)
     notes = [
         (coarse, f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells."),
@@ -171,7 +173,7 @@ def _notes(
         (not all(cell.complete for cell in cells), "A row that is not finished is never marked as the best."),
         *((key in shown, note) for key, note in NOTES.items()),
         (every, "A table without TPS and seconds: other work shared the device while its rows were measured."),
-        (some, f"No TPS, no seconds for {', '.join(untimed)}: other work shared the device meanwhile."),
+        (some, f"No TPS, no seconds for {named}: other work shared the device meanwhile."),
         (mixed and any("second" in key for key in shown), MIXED),
         (policies, f"Baseline: {baseline or f'{policies}, one token a pass'}."),
         (not policies and keys & {"p", "speedup"}, NO_BASELINE),
@@ -191,20 +193,13 @@ def numbers(line: Line) -> Row:
     cell, asked, other, paper = line.cell, line.cell.cell, line.baseline, line.paper
     parameters = asked.policy | {key: asked.settings.get(key) for key in ("max_tokens", "block_size")}
     shown = [f"{key}={value}" for key, value in parameters.items() if key != "name" and value is not None]
-    row: Row = {
-        "run": cell.run,
+    row: Row = {key: getattr(cell, key) for key in ("run", "model", "items", "device")}
+    row |= {key: getattr(asked, key) for key in ("task", "shots", "template", "dtype", "batch_size")}
+    row |= {
         "label": line.label,
-        "model": cell.model,
-        "task": asked.task,
         "weights": weights_of(cell) or asked.dtype,
-        "items": cell.items,
-        "shots": "" if asked.shots is None else asked.shots,
-        "template": "" if asked.template == "none" else asked.template,
         "max_tokens": asked.settings["max_tokens"],
         "block_size": value_of(cell, "block_size"),
-        "device": cell.device,
-        "dtype": asked.dtype,
-        "batch_size": asked.batch_size,
         "cache": str(asked.settings.get("cache", "none")),
         "early_stop": "on" if asked.settings.get("early_stop") else "off",
         "parameters": ", ".join(shown),
