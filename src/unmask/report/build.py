@@ -37,6 +37,8 @@ class Report:
         """All tables as one text: 'markdown', 'csv' (a table a paragraph), 'latex' or 'json'."""
         if form == "json":
             return json.dumps(self.to_dict(), ensure_ascii=False) + "\n"
+        if form not in TEXTS:
+            raise UnknownName("format of a report", form, (*TEXTS, "json"))
         return "\n".join((f"# {t.name}\n" if form == "csv" else "") + TEXTS[form](t) for t in self._all)
 
     @property
@@ -80,13 +82,8 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
     claims = checks(every)
     tables = [table for kind, of_kind in cells.items() for table in tables_of(kind, of_kind)]
     tables += [*claims_tables(claims), runs_table(found)]
-    made = Report(
-        runs=found,
-        tables=tables,
-        details=cells_table("Details", DETAILS, without_copies(every)),
-        checks=claims,
-        files=[],
-    )
+    details = cells_table("Details", DETAILS, without_copies(every))
+    made = Report(runs=found, tables=tables, details=details, checks=claims, files=[])
     if out is not None:
         _write(made, cells, Path(out), formats)
     return made
