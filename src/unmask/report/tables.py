@@ -139,7 +139,7 @@ def results_table(name: str, title: str, keys: set[str], sections: Sections, bas
     alike = len({questions(cell) for cell in cells}) == 1
     return Table(
         name=name,
-        title=f"{title}: {', '.join(common)}{' (coarse)' * coarse}",
+        title=": ".join(part for part in (title, ", ".join(common)) if part) + " (coarse)" * coarse,
         columns=columns,
         rows=rows,
         notes=_notes(keys, {column.key for column in columns}, lines, baseline, coarse=coarse, mixed=mixed),
