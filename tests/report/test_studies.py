@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from synthetic_runs import aup_of, cell_of, describe, rows_of, write
 
+from unmask import terminal
 from unmask.report import report
 
 
@@ -203,3 +204,13 @@ def test_a_note_that_many_tables_have_is_said_once_on_the_page(tmp_path):
     assert "details.csv" in names
     assert "details.tex" not in names
     assert json.loads((tmp_path / "out" / "report.json").read_text())["tables"]
+
+
+def test_a_table_without_a_row_has_every_form(tmp_path, capsys):
+    describe(tmp_path / "run", "curves")
+    write(tmp_path / "run", cell_of(), passes=8.0, right=0.9, done=5)
+    made = report([tmp_path / "run"], out=tmp_path / "out")
+    assert table_of(made, "aup").rows == []
+    assert (tmp_path / "out" / "tables" / "aup-tiny.tex").exists()
+    terminal.show_tables(made.tables)
+    assert "left out, as not finished: mean_field, 5 of 40 items." in capsys.readouterr().out

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unmask.report.statistics import Estimate
 
 NOTHING = "–"
-LONG = 30  # letters; a LaTeX column of longer words is broken into lines
+LONG = 30  # letters; a LaTeX column of longer texts is broken into lines
 LETTERS = '\\{}$&#%_~^<>|"×–−→τ≤≥±÷·≈—’“”'
 IN_LATEX = (
     r"\textbackslash{} \{ \} \$ \& \# \% \_ \textasciitilde{} \textasciicircum{} \textless{} \textgreater{} "
@@ -154,10 +154,10 @@ def latex(table: Table) -> str:
         text = f"\\textbf{{{escape(shown.text)}}}" if shown.best else escape(shown.text)
         return f"{text} {{\\scriptsize {escape(shown.interval)}}}" if shown.interval else text
 
-    def alignment(column: Column) -> str:
-        is_long = any(len(str(row.get(column.key))) > LONG for row in table.rows)
-        return "r" if column.decimals is not None else "p{0.3\\linewidth}" if is_long else "l"
-
+    letters = {c.key: max((len(str(row.get(c.key))) for row in table.rows), default=0) for c in table.columns}
+    long = [column for column in table.columns if column.decimals is None and letters[column.key] > LONG]
+    broken = f"p{{{0.8 / max(2, len(long)):.2f}\\linewidth}}"  # long texts share most of the page
+    sides = [broken if column in long else "l" if column.decimals is None else "r" for column in table.columns]
     lines = [
         "% needs \\usepackage{booktabs,adjustbox}",
         "\\begin{table}[t]",
@@ -165,7 +165,7 @@ def latex(table: Table) -> str:
         f"\\caption{{{escape(table.title)}}}",
         f"\\label{{tab:{re.sub('[^a-zA-Z0-9-]', '-', table.name)}}}",
         "\\begin{adjustbox}{max width=\\linewidth}",
-        f"\\begin{{tabular}}{{@{{}}{''.join(map(alignment, table.columns))}@{{}}}}",
+        f"\\begin{{tabular}}{{@{{}}{''.join(sides)}@{{}}}}",
         f"\\toprule\n{' & '.join(escape(column.title) for column in table.columns)} \\\\\n\\midrule",
     ]
     for at, row in enumerate(table.shown()):
