@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unmask import flags, terminal
+from unmask.bench.workload import RuleWorkload, Workload
 from unmask.errors import OutOfMemory, UnmaskError, WorkFailed
 from unmask.serve.config import ServerConfig
 from unmask.settings import Settings
@@ -215,76 +217,45 @@ def report(
 
 
 @bench.command("rule")
-def bench_rule(
-    positions: Annotated[
-        list[int] | None, typer.Option(min=1, help="Open positions m (may be repeated). [default: 32]")
-    ] = None,
-    vocabulary: Annotated[
-        list[int] | None, typer.Option(min=2, help="Vocabulary V (may be repeated). [default: 126464]")
-    ] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows (may be repeated). [default: 1]")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]"
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random logits.")] = 0,
-    printed: Annotated[
-        bool, typer.Option(help="Also time the formula as printed in the paper, over m x m x V.")
-    ] = True,
-    as_json: flags.Json = False,
-) -> None:
+@flags.with_flags(RuleWorkload)
+def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
     """Time the mean-field rule beside the formula as printed: logits in, commit set out."""
     from unmask.bench.rule import bench_rule as measure
 
     with terminal.status("measuring"):
-        timings = measure(
-            positions=tuple(positions or (32,)),
-            vocabularies=tuple(vocabulary or (126_464,)),
-            batches=tuple(batch or (1,)),
-            dtype=dtype,
-            device=device,
-            repeats=repeats,
-            seed=seed,
-            naive=printed,
-        )
-    rows = [row for timing in timings for row in timing.rows()]
-    _show_timings(timings, timings[0].in_words(), rows, as_json=as_json)
+        timings = measure(**asdict(workload))
+    _show_timings(timings, as_json=as_json)
 
 
 @bench.command("step")
-@flags.with_flags(flags.Bench, repeats=5)
-def bench_step(chosen: flags.Bench, as_json: flags.Json = False) -> None:
+@flags.with_flags(Workload, repeats=5)
+@flags.with_flags(flags.BenchModel)
+def bench_step(chosen: flags.BenchModel, workload: Workload, as_json: flags.Json = False) -> None:
     """Time single forward passes (model, policy, commit) beside the floor of this device, which it measures too."""
     from unmask.bench.step import bench_step as measure
-    from unmask.bench.step import missing_passes
 
     with terminal.status("preparing") as shown:
-        timings = measure(*chosen.open(), on_progress=shown.update)
-    for line in missing_passes(timings):
-        terminal.note(line)
-    _show_timings(timings, timings[0].subject.in_words(), [timing.row() for timing in timings], as_json=as_json)
+        timings = measure(*chosen.open(workload), on_progress=shown.update, on_missing=terminal.note)
+    _show_timings(timings, as_json=as_json)
 
 
 @bench.command("generate")
-@flags.with_flags(flags.Bench)
-def bench_generate(chosen: flags.Bench, as_json: flags.Json = False) -> None:
+@flags.with_flags(Workload)
+@flags.with_flags(flags.BenchModel)
+def bench_generate(chosen: flags.BenchModel, workload: Workload, as_json: flags.Json = False) -> None:
     """Time whole requests beside the floor of this device, which it measures too: tokens/s of everything decoded."""
     from unmask.bench.generate import bench_generate as measure
 
     with terminal.status("preparing") as shown:
-        timings = measure(*chosen.open(), on_progress=shown.update)
-    _show_timings(timings, timings[0].subject.in_words(), [timing.row() for timing in timings], as_json=as_json)
+        timings = measure(*chosen.open(workload), on_progress=shown.update)
+    _show_timings(timings, as_json=as_json)
 
 
-def _show_timings(timings: list[Any], title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+def _show_timings(timings: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
     else:
-        terminal.show_timings(title, rows)
+        terminal.show_timings(timings[0].in_words(), [row for timing in timings for row in timing.rows()])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -80,43 +80,24 @@ class Model(Device):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench(Device):
-    """What `unmask bench step` and `generate` measure. Lists may be repeated; every combination is measured."""
+class BenchModel(Device):
+    """Which model `unmask bench step` and `generate` measure, and how positions are chosen."""
 
     model: str | None = _flag(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
     shape: str | None = _flag(
         None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
     )
     random_weights: bool = _flag(False, "Only the sizes are real: no weights are read.", "--random-weights")
-    prompt_tokens: Sequence[int] = _flag((), "Length of the prompts (may be repeated). [default: 256]", min=1)
-    shortest_prompt: int | None = _flag(
-        None, "Spread the lengths of a batch's prompts evenly from this one. [default: all alike]", min=1
-    )
-    batch: Sequence[int] = _flag((), "Rows decoded together (may be repeated). [default: 1]", min=1)
-    cache: Sequence[str] = _flag(
-        (), "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]"
-    )
-    refresh: Sequence[str] = _flag(
-        (), "When a cache is recomputed: block, blocks:N or drift:X (may be repeated). [default: block]"
-    )
-    max_tokens: int = _flag(256, "Tokens to generate.", min=1)
-    block_size: int | None = _flag(None, "Positions per block. [default: 32, or what a block-causal model has]", min=1)
     policy: str | None = _flag(None, "Which positions to commit. [default: fixed, passes = block size / 4]")
     set_: Sequence[str] = _flag((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
-    repeats: int = _flag(3, "Runs of each that count, after one that does not.", min=1)
-    seed: int = _flag(0, "Of the random weights and prompts.", min=0)
 
-    def open(self) -> tuple[MaskedLM, Workload]:
-        """What to measure, and what to measure it with; what was not typed is left to its default."""
+    def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
+        """The model, and the workload with the policy in it."""
         from unmask.bench.subject import open_model
-        from unmask.bench.workload import Workload
 
-        same = ("prompt_tokens", "shortest_prompt", "max_tokens", "block_size", "repeats", "seed")
-        sizes = {name: getattr(self, name) for name in same}
-        sizes |= {"batches": self.batch, "caches": self.cache, "refreshes": self.refresh}
-        workload = Workload(**{name: value for name, value in sizes.items() if value not in (None, ())})
         how: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
-        model = open_model(self.model, shape=self.shape, random_weights=self.random_weights, seed=self.seed, **how)
+        how |= {"shape": self.shape, "random_weights": self.random_weights, "seed": workload.seed}
+        model = open_model(self.model, **how)
         if self.policy or self.set_:
             workload = replace(workload, policy=choose_policy(model.spec, self.policy or "fixed", self.set_))
         return model, workload
@@ -158,11 +139,17 @@ def _parameter(item: Any, hint: Any, default: Any) -> inspect.Parameter:
     if get_origin(hint) is Sequence:
         hint = list[get_args(hint)[0]]  # ty: ignore[invalid-type-form]
     help_text, names, more = item.metadata["help"], item.metadata.get("names", ()), dict(item.metadata.get("more", {}))
-    if default is not None and default != () and not names:
-        help_text += f" [default: {str(default).lower() if isinstance(default, bool) else default}]"
+    if default is not None and default != ():
+        help_text += f" [default: {_in_words(default)}]"
     make = typer.Argument if more.pop("argument", False) else typer.Option
     annotation = Annotated[hint | None, make(*names, help=help_text, **more)]
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _in_words(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ", ".join(map(str, default))
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def read_prompts(typed: list[str] | None, files: list[Path] | None) -> list[str]:

@@ -3,13 +3,13 @@
 from contextlib import nullcontext
 
 import pytest
-import torch
 from doubles import Watched, tiny_config
 
 import unmask
 from unmask import policies
-from unmask.bench.passes import run_passes, timed_runs
-from unmask.bench.workload import Load, Workload, default_policy
+from unmask.bench.load import Load, default_policy, loads_of
+from unmask.bench.passes import run_passes
+from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
@@ -55,7 +55,7 @@ def test_the_default_policy_spends_a_quarter_of_the_block_size_on_every_block(fa
     model = random_model(tiny_config(family))
     for max_tokens, block_size, expected in ((128, 32, 32), (42, 32, 16), (24, 10, 6)):
         sizes = {"prompt_tokens": (8,), "max_tokens": max_tokens, "block_size": block_size}
-        (asked,) = Workload(**sizes, caches=("dual",)).loads(model)
+        (asked,) = loads_of(Workload(**sizes, caches=("dual",)), model)
         assert len(list(run_passes(model, asked, StoragePool(), timed=False))) == expected
 
 
@@ -79,11 +79,6 @@ def test_the_time_of_a_pass_is_split_when_asked():
         parts = found.timing.model_s, found.timing.policy_s, found.timing.rest_s
         assert min(parts) > 0
     assert all(found.timing is None for found in run_passes(model, load(), StoragePool(), timed=False))
-
-
-def test_a_device_that_works_on_its_own_is_not_interrupted_while_whole_passes_are_timed():
-    assert timed_runs(torch.device("cpu"), 2) == [True, True]
-    assert timed_runs(torch.device("cuda"), 2) == [False, False, True, True]
 
 
 def test_prompts_are_random_ids_without_masks_and_the_same_each_time():
@@ -116,26 +111,24 @@ def test_a_workload_that_makes_no_sense_is_refused_before_a_model_is_opened(chan
 def test_a_request_that_does_not_fit_the_model_is_refused():
     model = random_model(tiny_config("llada"))
     with pytest.raises(UnmaskError, match="200 prompt tokens and 64 to generate are more than the 256 positions"):
-        Workload(prompt_tokens=(10, 200), max_tokens=64).loads(model)
+        loads_of(Workload(prompt_tokens=(10, 200), max_tokens=64), model)
 
 
 @pytest.mark.parametrize("name", policies.names())
 def test_without_a_choice_every_cache_that_the_policy_can_use_is_measured(name):
     toy = unmask.load("toy").model
     beyond = needs_of(policy := policies.get(name)) - {"uniform"}
-    found = [asked.cache for asked in Workload(policy=policy).loads(toy)]
+    found = [asked.cache for asked in loads_of(Workload(policy=policy), toy)]
     assert found == (["none"] if beyond else ["none", "prefix", "dual"])
     if beyond:
         with pytest.raises(UnmaskError, match="cannot run with cache='prefix'"):
-            Workload(policy=policy, caches=("prefix",)).loads(toy)
+            loads_of(Workload(policy=policy, caches=("prefix",)), toy)
 
 
 def test_without_a_cache_there_is_nothing_to_refresh():
     workload = Workload(caches=("none", "dual"), refreshes=("blocks:2", "drift:0.1"))
-    found = [
-        (asked.cache, asked.refresh)
-        for asked in workload.loads(random_model(tiny_config("llada", max_sequence_length=512)))
-    ]
+    model = random_model(tiny_config("llada", max_sequence_length=512))
+    found = [(asked.cache, asked.refresh) for asked in loads_of(workload, model)]
     assert found == [("none", "block"), ("dual", "blocks:2"), ("dual", "drift:0.1")]
     with pytest.raises(UnmaskError, match="refresh must be"):
         Workload(caches=("none",), refreshes=("often",))
@@ -145,8 +138,8 @@ def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
     model, toy = random_model(tiny_config("llada")), unmask.load("toy", device="cpu").model
     sizes = {"prompt_tokens": (64,), "batches": (1000,), "max_tokens": 64}
     monkeypatch.setattr("unmask.bench.measure.free_memory", lambda device: 2**40)
-    (asked,) = Workload(**sizes, caches=("none",)).loads(model)
-    (cached,) = Workload(**sizes, caches=("dual",)).loads(model)
+    (asked,) = loads_of(Workload(**sizes, caches=("none",)), model)
+    (cached,) = loads_of(Workload(**sizes, caches=("dual",)), model)
     # numbers of a position: two states, and what the feed-forward layer makes of them; with a cache keys and values
     shape, numbers = model.shape, 1000 * 128
     needed = 4 * numbers * (2 * shape.width + 4 * shape.hidden)

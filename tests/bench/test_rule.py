@@ -53,12 +53,13 @@ def test_the_yardstick_commits_what_the_rule_commits():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"positions": (4, 0)}, "positions must be at least 1, got 4, 0"),
-        ({"batches": (0,)}, "batches must be at least 1, got 0"),
-        ({"vocabularies": ()}, "vocabularies must be at least 2, got none"),
+        ({"positions": (4, 0)}, "positions must be at least 1, got 0"),
+        ({"batches": (0,)}, "batch must be at least 1, got 0"),
+        ({"vocabularies": ()}, "vocabulary must be at least 2, got none"),
         ({"repeats": 0}, "repeats must be at least 1"),
         ({"dtype": "float23"}, "unknown dtype 'float23'; did you mean 'float32'"),
-        ({"device": "gpu"}, "cannot measure on device 'gpu'"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(options, complaint):

@@ -5,10 +5,13 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from doubles import call_of, events_of, tiny_config
 
 import unmask
+from unmask.bench import step
 from unmask.bench.generate import bench_generate
+from unmask.bench.load import loads_of
 from unmask.bench.roofline import Ceilings, ModelCall, floor
 from unmask.bench.step import bench_step
 from unmask.bench.workload import Workload
@@ -20,11 +23,12 @@ from unmask.models.random_weights import random_model
 from unmask.terminal import show_timings
 
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
+WITHOUT_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SMALL = Workload(prompt_tokens=(12, 20), batches=(1, 2), max_tokens=16, block_size=8, repeats=2)
 
 
 def show(timings):
-    show_timings(timings[0].subject.in_words(), [timing.row() for timing in timings])
+    show_timings(timings[0].in_words(), [row for timing in timings for row in timing.rows()])
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +64,26 @@ def test_steps_of_every_kind_are_measured_in_the_second_block(model):
         assert (timing.lasting_floor_ms, timing.lasting_ratio) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("device", "runs"),
+    [
+        ("cpu", [True, True]),
+        pytest.param("cuda", [False, False, True, True], marks=[pytest.mark.gpu, WITHOUT_CUDA]),
+    ],
+)
+def test_no_clock_interrupts_the_passes_that_are_timed_whole_on_a_gpu(device, runs, monkeypatch):
+    looked, real = [], step.run_passes
+    model = random_model(tiny_config("llada"), device=torch.device(device))
+
+    def watch(*options, timed):
+        looked.append(timed)
+        return real(*options, timed=timed)
+
+    monkeypatch.setattr(step, "run_passes", watch)
+    bench_step(model, replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",)), ceilings=CEILINGS)
+    assert looked == [False, *runs]  # the first is not counted
+
+
 def test_passes_are_also_compared_with_the_rate_that_a_device_keeps_up(model, capsys):
     lasting = replace(CEILINGS, lasting_flops_per_s=CEILINGS.flops_per_s / 4)
     workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",), repeats=1)
@@ -88,7 +112,7 @@ def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
 def test_tokens_before_the_end_of_each_text_are_counted_and_the_slowest_run_told(capsys):
     model = random_model(tiny_config("llada"))
     workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("none",), max_tokens=16, block_size=8, repeats=3)
-    (load,) = workload.loads(model)
+    (load,) = loads_of(workload, model)
     requests = load.requests(model)
     list(events_of(requests, PlainRunner(model, StoragePool())))
     rows = [request.canvas for request in requests]
@@ -108,7 +132,7 @@ def test_prompts_of_a_batch_may_be_of_different_lengths(model, capsys):
     workload = Workload(
         prompt_tokens=(12,), shortest_prompt=3, batches=(4,), caches=("dual",), max_tokens=8, block_size=8, repeats=1
     )
-    (load,) = workload.loads(model)
+    (load,) = loads_of(workload, model)
     assert [request.canvas.length - 8 for request in load.requests(model)] == [12, 9, 6, 3]
     (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
     lengths = (20, 17, 14, 11)
@@ -148,8 +172,8 @@ def test_a_quantised_model_says_so_and_has_a_lower_floor(model, quantize):
     workload = replace(SMALL, prompt_tokens=(12,), batches=(1,), caches=("none",), repeats=1)
     (plain,) = bench_generate(model, workload, ceilings=CEILINGS)
     (whole,) = bench_generate(quantised, workload, ceilings=CEILINGS)
-    (step,) = bench_step(quantised, workload, ceilings=CEILINGS)
-    assert (plain.to_dict()["quantized"], whole.to_dict()["quantized"], step.to_dict()["quantized"]) == (
+    (single,) = bench_step(quantised, workload, ceilings=CEILINGS)
+    assert (plain.to_dict()["quantized"], whole.to_dict()["quantized"], single.to_dict()["quantized"]) == (
         None,
         quantize,
         quantize,
@@ -157,7 +181,7 @@ def test_a_quantised_model_says_so_and_has_a_lower_floor(model, quantize):
     call = call_of(rows=1, positions=28, keys=28, predicted=8)
     least = floor(model.shape, [call], 4, CEILINGS, quantized=True).seconds
     assert whole.floor_s == pytest.approx(4 * least)
-    assert step.floor_ms == pytest.approx(1000 * least)
+    assert single.floor_ms == pytest.approx(1000 * least)
     assert whole.floor_s < plain.floor_s
 
 
@@ -205,7 +229,7 @@ def test_progress_is_told(model):
         (["toy", "--policy", "dapd", "--cache", "dual"], "cannot run with cache='dual'"),
         (["toy", "--set", "passes=0"], "passes must be a whole number of at least 1"),
         (["toy", "--prompt-tokens", "4096"], "are more than the 4096 positions of toy"),
-        (["toy", "--batch", "0"], "--batch"),
+        (["toy", "--batch", "0"], "batch must be at least 1, got 0"),
         (["toy", "--batch", "1,8"], "got '1,8'; the flag may be repeated"),
         (["toy", "--repeats", "1,8"], "got '1,8'\n"),
     ],

@@ -25,8 +25,8 @@ def test_an_unknown_format_is_refused_before_anything_is_loaded_or_measured(comm
     def never(*_, **__):
         raise AssertionError
 
-    for name in ("load_model", "random_model", "measure_ceilings"):
-        monkeypatch.setattr(f"unmask.bench.subject.{name}", never)
+    for name in ("subject.load_model", "subject.random_model", f"{command}.measure_ceilings"):
+        monkeypatch.setattr(f"unmask.bench.{name}", never)
     assert run(["bench", command, *subject, "--device", "cpu", "--quantize", "int9"]) == 2
     assert capsys.readouterr().err == ("unmask: unknown quantisation 'int9'; did you mean 'int8'? known: fp8, int8\n")
 

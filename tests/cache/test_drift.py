@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from doubles import Watched, fill, tiny_config
 
 from unmask import policies
+from unmask.bench.load import Load
 from unmask.bench.passes import MIXED, run_passes
 from unmask.bench.step import bench_step
-from unmask.bench.workload import Load, Workload
+from unmask.bench.workload import Workload
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool
 from unmask.engine.canvas import Canvas

@@ -9,120 +9,95 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from unmask.bench.measure import now
-from unmask.bench.passes import announce, floor_of, run_passes
-from unmask.bench.roofline import Ceilings
-from unmask.bench.subject import OnProgress, Subject, ceilings_of
-from unmask.bench.workload import Load, Workload
+from unmask.bench.load import Load, LoadTiming, Say, announced, loads_of
+from unmask.bench.measure import now, ratio_in_words
+from unmask.bench.passes import floor_of, run_passes
+from unmask.bench.roofline import Ceilings, measure_ceilings
+from unmask.bench.subject import Subject
+from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
 from unmask.engine.decode import decode
 from unmask.engine.runner import runner_for
 from unmask.engine.scheduler import Scheduler
 from unmask.models.base import MaskedLM
 from unmask.policies import remasks
+from unmask.types import Timing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateTiming:
+class Run(NamedTuple):
+    """One run of a batch, in which no clock looks into the passes."""
+
+    seconds: float
+    first_s: float  # until every row has the beginning of its text for good
+    kept: int  # tokens before the ends of the texts; random weights end texts by accident
+
+
+class GenerateTiming(LoadTiming):
     """Requests of one size, decoded as one batch; times are medians over the runs."""
 
-    subject: Subject
-    load: Load
-    repeats: int
-    forward_passes: int  # of the batch
-    seconds: float
-    fastest_s: float
-    slowest_s: float
-    p99_s: float  # nearest rank: of fewer than a hundred runs, the slowest
-    kept_tokens: int  # of the batch, before the end of each text; random weights end texts by accident
-    first_prefix_ms: float  # until every row has the beginning of its text for good
-    model_s: float
-    policy_s: float
-    rest_s: float
-    floor_s: float | None  # of the forwards alone; None for a model whose sizes are not known
+    def __init__(
+        self, subject: Subject, load: Load, runs: Sequence[Run], parts: Sequence[Timing], floors: Sequence[float]
+    ) -> None:
+        """`parts` and `floors` have a value for each pass; a model whose sizes are not known has no floors."""
+        super().__init__(subject, load)
+        times = sorted(run.seconds for run in runs)
+        self.repeats = len(runs)
+        self.forward_passes = len(parts)  # of the batch
+        self.seconds = self.p50_s = statistics.median(times)
+        self.fastest_s, self.slowest_s = times[0], times[-1]
+        self.p99_s = times[math.ceil(0.99 * len(times)) - 1]  # nearest rank: of fewer than a hundred runs, the slowest
+        self.kept_tokens = statistics.median_low(run.kept for run in runs)
+        self.first_prefix_ms = 1000.0 * statistics.median(run.first_s for run in runs)
+        self.model_s = sum(part.model_s for part in parts)
+        self.policy_s = sum(part.policy_s for part in parts)
+        self.rest_s = sum(part.rest_s for part in parts)
+        self.floor_s = sum(floors) if floors else None  # of the forwards alone
+        self.ratio = self.seconds / sum(floors) if floors else None
+        self.tokens_per_s = load.batch * load.max_tokens / self.seconds  # raw: every decoded position of every row
+        self.kept_tokens_per_s = self.kept_tokens / self.seconds
+        self.tokens_per_pass = load.max_tokens / len(parts)  # of the row that takes the most passes
+        self.ms_per_pass = 1000.0 * self.seconds / len(parts)
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Raw: every decoded position of every row."""
-        return self.load.batch * self.load.max_tokens / self.seconds
-
-    @property
-    def ratio(self) -> float | None:
-        return None if self.floor_s is None else self.seconds / self.floor_s
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("subject", "load")}
-        derived = {
-            "p50_s": self.seconds,
-            "tokens_per_s": self.tokens_per_s,
-            "kept_tokens_per_s": self.kept_tokens / self.seconds,
-            "tokens_per_pass": self.load.max_tokens / self.forward_passes,  # of the row that takes the most passes
-            "ms_per_pass": 1000.0 * self.seconds / self.forward_passes,
-            "ratio": self.ratio,
-        }
-        return self.subject.to_dict() | self.load.to_dict() | own | derived
-
-    def row(self) -> dict[str, Any]:
+    def rows(self) -> list[dict[str, Any]]:
         """The timing as a line of a table."""
         parts = {"model": self.model_s, "policy": self.policy_s, "rest": self.rest_s, "floor": self.floor_s}
-        return self.load.row() | {
+        own = {
             "passes": self.forward_passes,
             "ms": 1000.0 * self.seconds,
             "p99 ms": 1000.0 * self.p99_s,
             "tokens/s": self.tokens_per_s,
-            "kept/s": self.kept_tokens / self.seconds,
-            "ms/pass": 1000.0 * self.seconds / self.forward_passes,
+            "kept/s": self.kept_tokens_per_s,
+            "ms/pass": self.ms_per_pass,
             "first ms": self.first_prefix_ms,
             **{f"{name} ms": None if value is None else 1000.0 * value for name, value in parts.items()},
-            "ms / floor": "" if self.ratio is None else f"{self.ratio:.2f}",
+            "ms / floor": ratio_in_words(self.ratio),
         }
+        return [self.load.row() | own]
 
 
 def bench_generate(
-    model: MaskedLM, workload: Workload, *, ceilings: Ceilings | None = None, on_progress: OnProgress | None = None
+    model: MaskedLM, workload: Workload, *, ceilings: Ceilings | None = None, on_progress: Say = lambda line: None
 ) -> list[GenerateTiming]:
     """A timing for each load; one run of each is not counted."""
-    loads = workload.loads(model)
-    ceilings = ceilings or ceilings_of(model)
-    subject, timings = Subject.of(model, ceilings), []
-    for number, load in enumerate(loads, 1):
-        if on_progress is not None:
-            on_progress(f"measuring {number} of {len(loads)}: {load.in_words()}")
-        timings.append(_measure(model, load, workload.repeats, subject, ceilings))
-    return timings
+    loads = loads_of(workload, model)
+    ceilings = ceilings or measure_ceilings(model.device, model.dtype)
+    subject = Subject(model, ceilings)
+    return [_measure(model, load, workload.repeats, subject, ceilings) for load in announced(loads, model, on_progress)]
 
 
 def _measure(model: MaskedLM, load: Load, repeats: int, subject: Subject, ceilings: Ceilings) -> GenerateTiming:
     pool = StoragePool()
-    announce(model, load)
     runs = [_run(model, load, pool) for _ in range(repeats + 1)][1:]
-    seconds = sorted(whole for whole, *_ in runs)
     passes = list(run_passes(model, load, pool, timed=True))
+    parts = [found.timing for found in passes if found.timing is not None]
     floors = [floor.seconds for found in passes if (floor := floor_of(model, found, ceilings)) is not None]
-    timings = [found.timing for found in passes if found.timing is not None]
-    return GenerateTiming(
-        subject=subject,
-        load=load,
-        repeats=repeats,
-        forward_passes=len(passes),
-        seconds=statistics.median(seconds),
-        fastest_s=seconds[0],
-        slowest_s=seconds[-1],
-        p99_s=seconds[math.ceil(0.99 * repeats) - 1],
-        kept_tokens=statistics.median_low(kept for *_, kept in runs),
-        first_prefix_ms=1000.0 * statistics.median(first for _, first, _ in runs),
-        model_s=sum(timing.model_s for timing in timings),
-        policy_s=sum(timing.policy_s for timing in timings),
-        rest_s=sum(timing.rest_s for timing in timings),
-        floor_s=sum(floors) if floors else None,
-    )
+    return GenerateTiming(subject, load, runs, parts, floors)
 
 
-def _run(model: MaskedLM, load: Load, pool: StoragePool) -> tuple[float, float, int]:
-    """Seconds until the end, and until every row has committed the beginning of its text; and tokens that are kept."""
+def _run(model: MaskedLM, load: Load, pool: StoragePool) -> Run:
     requests = load.requests(model)
     canvases = [request.canvas for request in requests]
     waiting, first = set(range(len(canvases))), 0.0
@@ -135,4 +110,4 @@ def _run(model: MaskedLM, load: Load, pool: StoragePool) -> tuple[float, float, 
             first = time.perf_counter() - began
     seconds, ends = now(model.device) - began, model.spec.end_ids
     kept = (next((n for n, token in enumerate(row.filled) if token in ends), len(row.filled)) for row in canvases)
-    return seconds, first, sum(kept)
+    return Run(seconds, first, sum(kept))

@@ -87,9 +87,9 @@ def extra_memory_mib(call: Callable[[], Any], *, device: torch.device) -> float 
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return None
-    before = _resident_kib("VmHWM")
+    before = _peak_kib()
     call()
-    return max(0, _resident_kib("VmHWM") - before) / 1024
+    return max(0, _peak_kib() - before) / 1024
 
 
 def check_room(needed: int, device: torch.device, *, what: str, instead: str) -> None:
@@ -106,8 +106,11 @@ def short(value: float) -> str:
     return f"{value:.{decimals}f}"
 
 
-def _resident_kib(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {name}")
+def ratio_in_words(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _peak_kib() -> int:
+    """The most resident memory of this process since the mark was last reset."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from unmask.rules.mean_field import without_diagonal
+
 # Tensors of m x m x v numbers that are alive at once: the mixture, a ratio, and its logarithm.
 NAIVE_TEMPORARIES = 3
 
@@ -22,7 +24,7 @@ def naive_commit(
     p = logits.softmax(-1)
     best, second = p.topk(2, dim=-1).values.log().unbind(-1)
     margin = best - second
-    overlap = naive_overlap(p)
+    overlap = without_diagonal(naive_overlap(p.unsqueeze(2), p.unsqueeze(1)))
     interaction = overlap / overlap.amax((-2, -1), keepdim=True).clamp(min=1e-12)
     field = margin
     for _ in range(iterations):
@@ -32,13 +34,18 @@ def naive_commit(
     return torch.where(commit.any(-1, keepdim=True), commit, largest), overlap
 
 
-def naive_overlap(p: Float[Tensor, "b m v"]) -> Float[Tensor, "b m m"]:
-    """1 - JSD / ln 2, with JSD = KL(p || (p + q) / 2) / 2 + KL(q || (p + q) / 2) / 2; 0 on the diagonal."""
-    one, other = p.unsqueeze(2), p.unsqueeze(1)
-    middle = (one + other) / 2.0
-    jsd = (_kl(one, middle) + _kl(other, middle)) / 2.0
-    overlap = (1.0 - jsd / math.log(2.0)).clamp(0.0, 1.0)
-    return overlap.masked_fill(torch.eye(overlap.shape[-1], dtype=torch.bool, device=overlap.device), 0.0)
+def exact_overlap(logits: Float[Tensor, "b m v"]) -> Float[Tensor, "b m m"]:
+    """The overlap in float64, a position at a time: the truth, with m times less memory."""
+    there = logits if logits.is_cuda else logits.cpu()  # MPS has no float64
+    rows = (row.double().softmax(-1) for row in there)
+    return without_diagonal(torch.stack([torch.stack([naive_overlap(one, p) for one in p]) for p in rows]))
+
+
+def naive_overlap(p: Float[Tensor, "*p v"], q: Float[Tensor, "*q v"]) -> Float[Tensor, "*pq"]:
+    """1 - JSD / ln 2, with JSD = KL(p || (p + q) / 2) / 2 + KL(q || (p + q) / 2) / 2."""
+    middle = (p + q) / 2.0
+    jsd = (_kl(p, middle) + _kl(q, middle)) / 2.0
+    return (1.0 - jsd / math.log(2.0)).clamp(0.0, 1.0)
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from unmask.bench.load import Load
 from unmask.bench.measure import now
 from unmask.bench.roofline import Ceilings, Floor, ModelCall, floor
-from unmask.bench.workload import Load
 from unmask.cache.storage import StoragePool
-from unmask.device import fast_module
 from unmask.engine.batch import Call
 from unmask.engine.decode import decode
 from unmask.engine.forward import Pass
@@ -73,13 +70,6 @@ class Watched:
         return kind, calls
 
 
-def announce(model: MaskedLM, load: Load) -> None:
-    """Announce the shape of a load that comes again and again, if its prompts are all of one length."""
-    kernels = fast_module("unmask.models.kernels.passes", model.device)
-    if kernels is not None and len(set(load.prompt_lengths)) == 1:
-        kernels.announce(model, load.batch, load.prompt_tokens + load.max_tokens)
-
-
 def run_passes(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -> Iterator[MeasuredPass]:
     """Decode, and tell of every pass when it is over; the first includes setting up the loop."""
     requests = load.requests(model)
@@ -106,21 +96,12 @@ def run_passes(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -
         )
 
 
-def timed_runs(device: torch.device, repeats: int) -> list[bool]:
-    """For each run, whether the clock looks into its passes.
-
-    Reading the clock makes the host wait for the device, so times of whole passes come from runs without it. A CPU has
-    nothing to wait for: there one run tells both.
-    """
-    return [True] * repeats if device.type == "cpu" else [False] * repeats + [True] * repeats
-
-
-def floor_of(model: MaskedLM, found: MeasuredPass, ceilings: Ceilings) -> Floor | None:
-    """The floor of a pass's forwards; None for a model that is not a transformer of ours.
+def floor_of(model: MaskedLM, found: MeasuredPass, ceilings: Ceilings | None) -> Floor | None:
+    """The floor of a pass's forwards; None without ceilings, and for a model that is not a transformer of ours.
 
     What a policy asks for beyond the logits of its block (attention maps, say) is not counted.
     """
-    if not isinstance(model, Transformer):
+    if ceilings is None or not isinstance(model, Transformer):
         return None
     quantized = quantization_of(model) is not None
     return floor(model.shape, found.calls, model.dtype.itemsize, ceilings, quantized=quantized)

@@ -8,7 +8,6 @@ not fit into the L2 cache together; the printed formula is called: its milliseco
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -18,12 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.bench.measure import check_room, copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
-from unmask.bench.naive_rule import NAIVE_TEMPORARIES, naive_commit
-from unmask.errors import UnknownName, UnmaskError
+from unmask.bench.naive_rule import NAIVE_TEMPORARIES, exact_overlap, naive_commit
+from unmask.bench.workload import RuleWorkload
 from unmask.models.checkpoint.memory import free_memory
+from unmask.models.device import choose_device
 from unmask.rules import mean_field_commit
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Starting a graph and waiting for it takes the host some microseconds, which so many calls share.
 _LEAST_CALLS = 32
 
@@ -59,15 +58,15 @@ class RuleTiming:
 
     def rows(self) -> list[dict[str, Any]]:
         """The timing as two lines of a table: ours, and the formula as printed."""
-        size = {"batch": self.batch, "m x V": f"{self.positions} x {self.vocabulary}"}
-        faster = "" if self.speedup is None else f"{self.speedup:.1f} x"
-        commits = {True: "same", False: "differ", None: ""}[self.same_commits]
+        size = {"batch": self.batch, "m x V": f"{self.positions} x {self.vocabulary}", "form": "ours"}
         ours = _in_words(self.ours_ms, self.ours_memory_mib, self.ours_error)
         printed = _in_words(self.naive_ms, self.naive_memory_mib, self.naive_error)
-        return [
-            size | {"form": "ours", **ours, "speed-up": faster, "commits": commits},
-            {"batch": "", "m x V": "", "form": "as printed", **printed, "speed-up": "", "commits": ""},
-        ]
+        compared = {
+            "speed-up": "" if self.speedup is None else f"{self.speedup:.1f} x",
+            "commits": {True: "same", False: "differ", None: ""}[self.same_commits],
+        }
+        first = size | ours | compared
+        return [first, dict.fromkeys(first, "") | {"form": "as printed"} | printed]
 
     def in_words(self) -> str:
         how = f"median of {self.repeats} runs; error of the overlap against float64, before it is normalised"
@@ -82,31 +81,18 @@ def _in_words(milliseconds: float | None, mebibytes: float | None, error: float 
     return {name: "not measured" if value is None else form.format(value) for name, (value, form) in forms.items()}
 
 
-def bench_rule(
-    *,
-    positions: Sequence[int] = (32,),
-    vocabularies: Sequence[int] = (126_464,),
-    batches: Sequence[int] = (1,),
-    dtype: str | None = None,
-    device: str = "cpu",
-    repeats: int = 5,
-    seed: int = 0,
-    naive: bool = True,
-) -> list[RuleTiming]:
-    """Measure every combination of vocabulary, batch and positions.
+def bench_rule(**options: Any) -> list[RuleTiming]:
+    """Measure every combination of vocabulary, batch and positions; the options are the fields of `RuleWorkload`.
 
     The dtype is bfloat16 on a CUDA device and float32 elsewhere, unless it is given.
     """
-    where = _check(positions, vocabularies, batches, dtype, device, repeats)
-    dtype = dtype or ("bfloat16" if where.type == "cuda" else "float32")
-    sizes = [(b, m, v) for v in vocabularies for b in batches for m in positions]
+    asked = RuleWorkload(**options)
+    device = choose_device(asked.device)
+    dtype = getattr(torch, asked.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    sizes = [(b, m, v) for v in asked.vocabularies for b in asked.batches for m in asked.positions]
     for size in sizes:
-        _check_room(*size, getattr(torch, dtype), where)
-    timings = []
-    for b, m, v in sizes:
-        logits = example_logits(b, m, v, seed=seed).to(device=where, dtype=getattr(torch, dtype))
-        timings.append(_measure(logits, repeats=repeats, seed=seed, naive=naive))
-    return timings
+        _check_room(*size, dtype, device)
+    return [_measure(example_logits(*size, seed=asked.seed).to(device, dtype), asked) for size in sizes]
 
 
 def example_logits(b: int, m: int, v: int, *, seed: int) -> Float[Tensor, "b m v"]:
@@ -120,40 +106,33 @@ def example_logits(b: int, m: int, v: int, *, seed: int) -> Float[Tensor, "b m v
     return logits
 
 
-def _measure(logits: Float[Tensor, "b m v"], *, repeats: int, seed: int, naive: bool) -> RuleTiming:
-    device = logits.device
-    masked = torch.ones(logits.shape[:2], dtype=torch.bool, device=device)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    on_cuda = device.type == "cuda"
+def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> RuleTiming:
+    device, on_cuda, repeats = logits.device, logits.is_cuda, asked.repeats
+    batch, positions, vocabulary = logits.shape
+    masked = torch.ones(batch, positions, dtype=torch.bool, device=device)
     # On a CUDA device the logits are trusted: only then can a graph capture the rule, and kernels serve it.
     decide = partial(mean_field_commit, masked=masked, validate=not on_cuda)
-    copies = copies_beyond_cache(logits) if on_cuda else 1
-    ours, printed = partial(decide, logits), partial(naive_commit, wide)
-    truth, overlap = _overlap_in_float64(logits), decide(logits, normalize="none").overlap.triu(1)
+    ours, copies = partial(decide, logits), copies_beyond_cache(logits) if on_cuda else 1
+    truth, overlap = exact_overlap(logits), ours(normalize="none").overlap
+    figures: dict[str, Any] = {"ours_error": _largest(overlap, truth)}
     if on_cuda:
         calls = [partial(decide, logits.clone()) for _ in range(copies)]
-        calls *= math.ceil(_LEAST_CALLS / copies)
-        ours_ms = replayed_ms(calls, repeats=repeats, device=device)
+        figures["ours_ms"] = replayed_ms(calls * math.ceil(_LEAST_CALLS / copies), repeats=repeats, device=device)
         del calls
     else:
-        ours_ms = median_ms(ours, repeats=repeats, device=device)
-    figures: dict[str, Any] = {
-        "copies": copies,
-        "ours_ms": ours_ms,
-        "ours_memory_mib": extra_memory_mib(ours, device=device),
-        "ours_error": _largest(overlap - truth),
-    }
-    free = free_memory(device)
-    if naive and (free is None or NAIVE_TEMPORARIES * wide.nbytes * wide.shape[1] < free):
+        figures["ours_ms"] = median_ms(ours, repeats=repeats, device=device)
+    figures["ours_memory_mib"] = extra_memory_mib(ours, device=device)
+    wide, free = logits.to(torch.promote_types(logits.dtype, torch.float32)), free_memory(device)
+    if asked.naive and (free is None or NAIVE_TEMPORARIES * wide.nbytes * positions < free):
+        printed = partial(naive_commit, wide)
         commit, naive_overlap = printed()
         figures |= {
             "naive_ms": median_ms(printed, repeats=repeats, device=device),
             "naive_memory_mib": extra_memory_mib(printed, device=device),
-            "naive_error": _largest(naive_overlap.triu(1) - truth),
-            "difference": _largest(naive_overlap.triu(1) - overlap),
+            "naive_error": _largest(naive_overlap, truth),
+            "difference": _largest(naive_overlap, overlap),
             "same_commits": torch.equal(commit, ours().commit),
         }
-    batch, positions, vocabulary = logits.shape
     return RuleTiming(
         positions=positions,
         vocabulary=vocabulary,
@@ -162,61 +141,22 @@ def _measure(logits: Float[Tensor, "b m v"], *, repeats: int, seed: int, naive: 
         device=str(device),
         threads=torch.get_num_threads(),
         repeats=repeats,
-        seed=seed,
+        seed=asked.seed,
+        copies=copies,
         **figures,
     )
 
 
-def _overlap_in_float64(logits: Float[Tensor, "b m v"]) -> Float[Tensor, "b m m"]:
-    """The printed formula above the diagonal, one row of pairs at a time."""
-    there = logits if logits.is_cuda else logits.cpu()  # MPS has no float64
-    overlap = there.new_zeros(*there.shape[:2], there.shape[1], dtype=torch.float64)
-    for row, into in zip(there, overlap, strict=True):
-        p = row.double().softmax(-1)
-        for i in range(len(p) - 1):
-            one, others = p[i : i + 1], p[i + 1 :]
-            middle = (one + others) / 2.0
-            jsd = (torch.xlogy(one, one / middle) + torch.xlogy(others, others / middle)).sum(-1) / 2.0
-            into[i, i + 1 :] = 1.0 - jsd / math.log(2.0)
-    return overlap.to(logits.device)
+def _largest(one: Float[Tensor, "b m m"], other: Float[Tensor, "b m m"]) -> float:
+    """The largest difference."""
+    return float((one.cpu().double() - other.cpu().double()).abs().max())
 
 
 def _check_room(b: int, m: int, v: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a size whose logits, with what the comparison in float64 takes, do not fit into memory."""
     made = 2 * 4 * b * m * v  # random numbers in float32, and those times two
     kept = dtype.itemsize * b * m * v + 8 * b * m * m
-    truth = 5 * 8 * m * v  # of one row: see _overlap_in_float64
-    host = torch.device("cpu")
-    needed = {host: max(made, kept + truth)} if device == host else {host: made, device: kept + truth}
-    for place, amount in needed.items():
+    truth = 5 * 8 * m * v  # of one row: see exact_overlap
+    for place, amount in ((torch.device("cpu"), made), (device, kept + truth)):
         instead = "use fewer positions, a smaller vocabulary or a smaller batch"
         check_room(amount, place, what=f"batch {b}, {m} positions, vocabulary {v}", instead=instead)
-
-
-def _largest(difference: Tensor) -> float:
-    return float(difference.abs().max())
-
-
-def _check(
-    positions: Sequence[int],
-    vocabularies: Sequence[int],
-    batches: Sequence[int],
-    dtype: str | None,
-    device: str,
-    repeats: int,
-) -> torch.device:
-    """The device, if all of this can be measured."""
-    for name, least, values in (
-        ("positions", 1, positions),
-        ("vocabularies", 2, vocabularies),
-        ("batches", 1, batches),
-        ("repeats", 1, [repeats]),
-    ):
-        if not values or min(values) < least:
-            raise UnmaskError(f"{name} must be at least {least}, got {', '.join(map(str, values)) or 'none'}")
-    if dtype is not None and dtype not in DTYPES:
-        raise UnknownName("dtype", dtype, DTYPES)
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise UnmaskError(f"cannot measure on device {device!r}: {str(error).splitlines()[0]}") from error

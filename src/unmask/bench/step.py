@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from unmask.bench.measure import short
-from unmask.bench.passes import KINDS, REFRESH, MeasuredPass, announce, floor_of, run_passes, timed_runs
-from unmask.bench.roofline import Ceilings
-from unmask.bench.subject import OnProgress, Subject, ceilings_of
-from unmask.bench.workload import Load, Workload
+from unmask.bench.load import Load, LoadTiming, Say, announced, loads_of
+from unmask.bench.measure import ratio_in_words, short
+from unmask.bench.passes import KINDS, REFRESH, MeasuredPass, floor_of, run_passes
+from unmask.bench.roofline import Ceilings, Floor, measure_ceilings
+from unmask.bench.subject import Subject
+from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM
@@ -23,42 +23,44 @@ from unmask.models.base import MaskedLM
 _BLOCK = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTiming:
+class StepTiming(LoadTiming):
     """One kind of pass at one size; times are medians, in milliseconds."""
 
-    subject: Subject
-    load: Load
-    kind: str  # whole canvas, refresh, block and suffix, block only
-    positions: int  # computed in each row
-    passes: int  # measured
-    ms: float
-    low_ms: float  # a tenth of the passes is faster
-    high_ms: float  # a tenth is slower
-    model_ms: float
-    policy_ms: float
-    rest_ms: float  # proposals, commits, the host's part
-    floor_ms: float | None  # of the forward alone; None for a model whose sizes are not known
-    lasting_floor_ms: float | None  # with products at the rate that a GPU keeps up for seconds
-    bound_by: str | None  # what the floor consists of: memory or arithmetic
+    def __init__(
+        self,
+        subject: Subject,
+        load: Load,
+        whole: Sequence[MeasuredPass],
+        split: Sequence[MeasuredPass],
+        floor: Floor | None,
+        lasting: Floor | None,
+    ) -> None:
+        """Passes of one kind: `whole` without a clock in them, `split` with their parts.
 
-    @property
-    def ratio(self) -> float | None:
-        return None if self.floor_ms is None else self.ms / self.floor_ms
+        `floor` is that of the forward alone, None for a model whose sizes are not known. `lasting` is the same with
+        products at the rate that a GPU keeps up for seconds.
+        """
+        super().__init__(subject, load)
+        times = sorted(1000.0 * found.seconds for found in whole)
+        parts = [found.timing for found in split if found.timing is not None]
+        self.kind = whole[0].kind  # whole canvas, refresh, block and suffix, block only
+        self.positions = max(whole[0].calls[0].positions)  # computed in each row
+        self.passes = len(whole)  # measured
+        self.ms = statistics.median(times)
+        self.low_ms = times[len(times) // 10]  # a tenth of the passes is faster
+        self.high_ms = times[-1 - len(times) // 10]  # a tenth is slower
+        self.model_ms = 1000.0 * statistics.median(part.model_s for part in parts)
+        self.policy_ms = 1000.0 * statistics.median(part.policy_s for part in parts)
+        self.rest_ms = 1000.0 * statistics.median(part.rest_s for part in parts)  # proposals, commits, the host's part
+        self.floor_ms = None if floor is None else 1000.0 * floor.seconds
+        self.lasting_floor_ms = None if lasting is None else 1000.0 * lasting.seconds
+        self.bound_by = None if floor is None else floor.bound_by  # what the floor consists of: memory or arithmetic
+        self.ratio = None if self.floor_ms is None else self.ms / self.floor_ms
+        self.lasting_ratio = None if self.lasting_floor_ms is None else self.ms / self.lasting_floor_ms
 
-    @property
-    def lasting_ratio(self) -> float | None:
-        return None if self.lasting_floor_ms is None else self.ms / self.lasting_floor_ms
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("subject", "load")}
-        ratios = {"ratio": self.ratio, "lasting_ratio": self.lasting_ratio}
-        return self.subject.to_dict() | self.load.to_dict() | own | ratios
-
-    def row(self) -> dict[str, Any]:
+    def rows(self) -> list[dict[str, Any]]:
         """The timing as a line of a table."""
-        ratios = {"ms / floor": self.ratio, "ms / lasting floor": self.lasting_ratio}
-        return self.load.row() | {
+        own = {
             "pass": self.kind,
             "ms": self.ms,
             "10-90 % ms": f"{short(self.low_ms)}-{short(self.high_ms)}",
@@ -67,42 +69,42 @@ class StepTiming:
             "rest ms": self.rest_ms,
             "floor ms": self.floor_ms,
             "bound by": self.bound_by or "",
-            **{name: "" if ratio is None else f"{ratio:.2f}" for name, ratio in ratios.items()},
+            "ms / floor": ratio_in_words(self.ratio),
+            "ms / lasting floor": ratio_in_words(self.lasting_ratio),
         }
+        return [self.load.row() | own]
 
 
 def bench_step(
-    model: MaskedLM, workload: Workload, *, ceilings: Ceilings | None = None, on_progress: OnProgress | None = None
+    model: MaskedLM,
+    workload: Workload,
+    *,
+    ceilings: Ceilings | None = None,
+    on_progress: Say = lambda line: None,
+    on_missing: Say = lambda line: None,
 ) -> list[StepTiming]:
-    """A timing for each kind of pass of each load; one run of each load is not counted."""
+    """A timing for each kind of pass of each load; one run of each load is not counted.
+
+    `on_missing` gets a line for each kind that a request might have had in its second block, and had not.
+    """
     if others := [refresh for refresh in workload.refreshes if refresh != "block"]:
         raise UnmaskError(f"steps are measured with refresh='block', got {others[0]!r}")
-    loads = workload.loads(model)
-    if short_ones := [load for load in loads if load.max_tokens < 2 * load.block_size]:
-        blocks = f"max_tokens={workload.max_tokens} is less than two blocks of {short_ones[0].block_size}"
+    loads, timings = loads_of(workload, model), []
+    if workload.max_tokens < 2 * loads[0].block_size:
+        blocks = f"max_tokens={workload.max_tokens} is less than two blocks of {loads[0].block_size}"
         raise UnmaskError(f"steps are measured in the second block, but {blocks}")
-    ceilings = ceilings or ceilings_of(model)
-    subject, timings = Subject.of(model, ceilings), []
-    for number, load in enumerate(loads, 1):
-        if on_progress is not None:
-            on_progress(f"measuring {number} of {len(loads)}: {load.in_words()}")
+    ceilings = ceilings or measure_ceilings(model.device, model.dtype)
+    subject = Subject(model, ceilings)
+    for load in announced(loads, model, on_progress):
         found = list(_measure(model, load, workload.repeats, subject, ceilings))
         if not found:
             raise WorkFailed(f"{load.in_words()}: no pass had every row in the second block; use batch 1")
+        for kind in set(_kinds(load.cache)) - {timing.kind for timing in found}:
+            on_missing(
+                f"{load.in_words()}: no pass of the kind {kind!r} occurred in the second block, so none is shown"
+            )
         timings += found
     return timings
-
-
-def missing_passes(timings: Sequence[StepTiming]) -> list[str]:
-    """A line for each kind of pass that a request might have had in its second block, and had not."""
-    found = {(timing.load.in_words(), timing.kind) for timing in timings}
-    asked = {timing.load.in_words(): timing.load.cache for timing in timings}
-    return [
-        f"{request}: no pass of the kind {kind!r} occurred in the second block, so none is shown"
-        for request, cache in asked.items()
-        for kind in _kinds(cache)
-        if (request, kind) not in found
-    ]
 
 
 def _kinds(cache: str) -> tuple[str, ...]:
@@ -111,38 +113,21 @@ def _kinds(cache: str) -> tuple[str, ...]:
 
 def _measure(model: MaskedLM, load: Load, repeats: int, subject: Subject, ceilings: Ceilings) -> Iterator[StepTiming]:
     pool = StoragePool()
-    announce(model, load)
     _second_block(model, load, pool, timed=False)
-    runs = [_second_block(model, load, pool, timed=timed) for timed in timed_runs(model.device, repeats)]
-    whole = [found for run in runs[:repeats] for found in run]
-    split = [found for run in runs[-repeats:] for found in run]
+
+    def run(*, timed: bool) -> list[MeasuredPass]:
+        return [found for _ in range(repeats) for found in _second_block(model, load, pool, timed=timed)]
+
+    # Looking into a pass makes the host wait for a GPU, so times of whole passes come from runs without it. A CPU has
+    # nothing to wait for: there one run tells both.
+    on_cpu = model.device.type == "cpu"
+    whole = run(timed=on_cpu)
+    split = whole if on_cpu else run(timed=True)
     for kind in _kinds(load.cache):
-        times = sorted(1000.0 * found.seconds for found in whole if found.kind == kind)
-        looked_into = [found for found in split if found.kind == kind]
-        if not times or not looked_into:
-            continue
-        timings = [found.timing for found in looked_into if found.timing is not None]
-        call = looked_into[0].calls[0]
-        floor, lasting = (
-            None if given is None else floor_of(model, looked_into[0], given)
-            for given in (ceilings, ceilings.lasting())
-        )
-        yield StepTiming(
-            subject=subject,
-            load=load,
-            kind=kind,
-            positions=max(call.positions),
-            passes=len(times),
-            ms=statistics.median(times),
-            low_ms=times[len(times) // 10],
-            high_ms=times[-1 - len(times) // 10],
-            model_ms=_median_ms([timing.model_s for timing in timings]),
-            policy_ms=_median_ms([timing.policy_s for timing in timings]),
-            rest_ms=_median_ms([timing.rest_s for timing in timings]),
-            floor_ms=None if floor is None else 1000.0 * floor.seconds,
-            lasting_floor_ms=None if lasting is None else 1000.0 * lasting.seconds,
-            bound_by=None if floor is None else floor.bound_by,
-        )
+        timed_whole, looked_into = ([found for found in passes if found.kind == kind] for passes in (whole, split))
+        if timed_whole and looked_into:
+            floor, lasting = (floor_of(model, looked_into[0], given) for given in (ceilings, ceilings.lasting()))
+            yield StepTiming(subject, load, timed_whole, looked_into, floor, lasting)
 
 
 def _second_block(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -> list[MeasuredPass]:
@@ -153,7 +138,3 @@ def _second_block(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool
         if found.ahead > _BLOCK:
             break
     return passes
-
-
-def _median_ms(seconds: list[float]) -> float:
-    return 1000.0 * statistics.median(seconds)

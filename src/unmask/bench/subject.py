@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from unmask import __version__
 from unmask.bench.measure import short
-from unmask.bench.roofline import Ceilings, measure_ceilings
+from unmask.bench.roofline import Ceilings
 from unmask.engine.plan import quantization_of
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM
@@ -66,44 +65,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 SHAPES = (*PUBLISHED, "tiny")
-OnProgress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """The model, and the machine it runs on."""
 
-    model: str
-    device: str
-    device_name: str
-    dtype: str
-    quantized: str | None  # format of the blocks' weights; None: the dtype
-    threads: int
-    copy_gb_per_s: float
-    matmul_tflop_per_s: float
-    lasting_matmul_tflop_per_s: float | None  # without a pause, on a GPU
-    unmask: str
-    torch: str
-
-    @classmethod
-    def of(cls, model: MaskedLM, ceilings: Ceilings) -> Subject:
+    def __init__(self, model: MaskedLM, ceilings: Ceilings) -> None:
+        self.model = model.spec.name
+        self.device = str(model.device)
+        self.device_name = device_name(model.device)
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.quantized = quantization_of(model)  # format of the blocks' weights; None: the dtype
+        self.threads = torch.get_num_threads()
+        self.copy_gb_per_s = ceilings.bytes_per_s / 1e9
+        self.matmul_tflop_per_s = ceilings.flops_per_s / 1e12
         lasting = ceilings.lasting_flops_per_s
-        return cls(
-            model=model.spec.name,
-            device=str(model.device),
-            device_name=device_name(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            quantized=quantization_of(model),
-            threads=torch.get_num_threads(),
-            copy_gb_per_s=ceilings.bytes_per_s / 1e9,
-            matmul_tflop_per_s=ceilings.flops_per_s / 1e12,
-            lasting_matmul_tflop_per_s=None if lasting is None else lasting / 1e12,
-            unmask=__version__,
-            torch=torch.__version__,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        self.lasting_matmul_tflop_per_s = None if lasting is None else lasting / 1e12  # without a pause, on a GPU
+        self.unmask, self.torch = __version__, torch.__version__
 
     def in_words(self) -> str:
         speeds = f"copies {short(self.copy_gb_per_s)} GB/s, multiplies {short(self.matmul_tflop_per_s)} TFLOP/s"
@@ -137,21 +115,11 @@ def open_model(
     check_format(quantize, place)
     if name is not None and not random_weights:
         return load_model(name, device=place, dtype=wanted, quantize=quantize).model
-    if name is None and shape is None:
-        shape = "llada-8b" if place.type == "cuda" else "tiny"
-    config = _config_of(name) if name is not None else _config_of_shape(str(shape))
-    called = f"{shape if name is None else Path(name).name} with random weights"
+    source = name if name is not None else shape or ("llada-8b" if place.type == "cuda" else "tiny")
+    config = PUBLISHED[source] if name is None and source in PUBLISHED else _config_of(source)
+    called = f"{Path(source).name} with random weights"
     default = torch.bfloat16 if place.type == "cuda" else torch.float32
     return random_model(config, seed=seed, device=place, dtype=wanted or default, name=called, quantize=quantize)
-
-
-def ceilings_of(model: MaskedLM) -> Ceilings:
-    """What the model's device does at best in the model's dtype, measured now."""
-    return measure_ceilings(model.device, model.dtype)
-
-
-def _config_of_shape(shape: str) -> Mapping[str, Any]:
-    return _config_of(shape) if shape == "tiny" else PUBLISHED[shape]
 
 
 def _config_of(name: str) -> Mapping[str, Any]:

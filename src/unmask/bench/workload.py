@@ -1,181 +1,86 @@
-"""What is decoded in a measurement: random prompts of given lengths, in every combination of batch, cache and refresh.
+"""What the commands of `unmask bench` are asked to measure: their flags, and what is refused at once.
 
-What the rows say is of no interest, so that a checkpoint is needed no more than its shape.
+Knows nothing of torch, so that the command line can show its flags at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from unmask.bench.measure import check_room
-from unmask.engine.canvas import Canvas
-from unmask.engine.plan import WITHOUT_CACHE, Plan, plan
-from unmask.engine.scheduler import Request
-from unmask.errors import UnmaskError
-from unmask.models.base import MaskedLM, ModelSpec
-from unmask.models.transformer import Transformer
-from unmask.policies import Fixed, Policy, describe, needs_of
+from unmask.errors import UnknownName, UnmaskError
 from unmask.settings import Settings
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """`batch` random prompts, each continued by `max_tokens`.
 
-    They are of one length, or, with `shortest_prompt`, of lengths evenly spread from that one to `prompt_tokens`.
-    """
-
-    policy: Policy
-    prompt_tokens: int
-    max_tokens: int
-    block_size: int
-    batch: int = 1
-    cache: str = "none"
-    refresh: str = "block"
-    seed: int = 0
-    shortest_prompt: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "batch"):
-            if getattr(self, name) < 1:
-                raise UnmaskError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.shortest_prompt is not None and not 1 <= self.shortest_prompt <= self.prompt_tokens:
-            raise UnmaskError(
-                f"the shortest prompt must have 1 to {self.prompt_tokens} tokens, got {self.shortest_prompt}"
-            )
-        self.settings()  # raises what is wrong with them
-
-    def settings(self) -> Settings:
-        names = ("max_tokens", "block_size", "cache", "refresh", "seed")
-        return Settings(**{name: getattr(self, name) for name in names})
-
-    def plan(self, model: MaskedLM) -> Plan:
-        """How it is decoded; refuses, in one line, what the model cannot decode."""
-        made = plan(model, self.policy, self.settings())
-        if self.prompt_tokens + self.max_tokens > model.spec.max_length:
-            most = f"the {model.spec.max_length} positions of {model.spec.name}"
-            raise UnmaskError(
-                f"{self.prompt_tokens} prompt tokens and {self.max_tokens} to generate are more than {most}"
-            )
-        if model.device.type == "cpu":  # a GPU that is full raises an error; here the kernel would kill the process
-            room = {"what": self.in_words(), "instead": "use a smaller batch or fewer tokens"}
-            check_room(self._least_bytes(model), model.device, **room)
-        return made
-
-    def requests(self, model: MaskedLM) -> list[Request]:
-        """Fresh ones, the same each time."""
-        made = self.plan(model)
-        return [Request(canvas=canvas, plan=made) for canvas in self._canvases(model.spec)]
-
-    def _canvases(self, spec: ModelSpec) -> list[Canvas]:
-        generator = torch.Generator().manual_seed(self.seed)
-        ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
-        ids += ids >= spec.mask_id
-        sizes: dict[str, Any] = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
-        prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
-        return [Canvas.continuing(prompt, self.max_tokens, aligned=spec.causal, **sizes) for prompt in prompts]
-
-    def _least_bytes(self, model: MaskedLM) -> int:
-        """What a pass over whole canvases holds at once: states of a layer or logits, and what a cache stores."""
-        length, vocabulary = self.max_tokens + (self.shortest_prompt or self.prompt_tokens), model.spec.vocab_size
-        if not isinstance(model, Transformer):
-            return model.dtype.itemsize * self.batch * length * vocabulary
-        shape = model.shape
-        states = length * (2 * shape.width + 4 * shape.hidden)
-        predicted = length if "sequence_logits" in needs_of(self.policy) else min(self.block_size, self.max_tokens)
-        stored = 0 if self.cache == "none" else 2 * shape.n_layers * shape.n_kv_heads * shape.head_width * length
-        return model.dtype.itemsize * self.batch * (max(states, predicted * vocabulary) + stored)
-
-    @property
-    def prompt_lengths(self) -> list[int]:
-        """Of every row, the longest first."""
-        spread = self.prompt_tokens - (self.shortest_prompt or self.prompt_tokens)
-        return [self.prompt_tokens - round(spread * row / max(1, self.batch - 1)) for row in range(self.batch)]
-
-    @property
-    def prompt_in_words(self) -> str:
-        shortest = self.prompt_lengths[-1]
-        return str(shortest) if shortest == self.prompt_tokens else f"{shortest}-{self.prompt_tokens}"
-
-    def in_words(self) -> str:
-        refresh = "" if self.refresh == "block" else f", refresh {self.refresh}"
-        return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
-
-    def row(self) -> dict[str, Any]:
-        """The sizes as the beginning of a line of a table."""
-        refresh = "" if self.cache in ("none", "exact") else self.refresh
-        return {"prompt": self.prompt_in_words, "batch": self.batch, "cache": self.cache, "refresh": refresh}
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("prompt_tokens", "max_tokens", "block_size", "batch", "cache", "refresh", "seed")
-        own = {name: getattr(self, name) for name in names} | {"shortest_prompt": self.prompt_lengths[-1]}
-        return {"policy": describe(self.policy)} | own
+def _option(default: Any, about: str, *names: str) -> Any:
+    return field(default=default, metadata={"help": about, "names": names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The loads of a measurement."""
+    """The requests of `bench step` and `bench generate`; every combination is measured."""
 
-    policy: Policy | None = None  # default: see default_policy
-    prompt_tokens: Sequence[int] = (256,)
-    batches: Sequence[int] = (1,)
-    caches: Sequence[str] | None = None  # default: those that the policy and the model can use
-    refreshes: Sequence[str] = ("block",)
-    max_tokens: int = 256
-    block_size: int | None = None  # default: the model's own, if its blocks are part of it, else 32
-    repeats: int = 3
-    seed: int = 0
-    shortest_prompt: int | None = None
+    prompt_tokens: Sequence[int] = _option((256,), "Length of the prompts (may be repeated).")
+    shortest_prompt: int | None = _option(
+        None, "Spread the lengths of a batch's prompts evenly from this one. [default: all alike]"
+    )
+    batches: Sequence[int] = _option((1,), "Rows decoded together (may be repeated).", "--batch")
+    caches: Sequence[str] = _option(
+        (), "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]", "--cache"
+    )
+    refreshes: Sequence[str] = _option(
+        ("block",), "When a cache is recomputed: block, blocks:N or drift:X (may be repeated).", "--refresh"
+    )
+    max_tokens: int = _option(256, "Tokens to generate.")
+    block_size: int | None = _option(None, "Positions per block. [default: 32, or what a block-causal model has]")
+    repeats: int = _option(3, "Runs of each that count, after one that does not.")
+    seed: int = _option(0, "Of the random weights and prompts.")
+    policy: Any = None  # a Policy, whose type imports torch; default: see `default_policy`
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise UnmaskError(f"repeats must be at least 1, got {self.repeats}")
-        for refresh in self.refreshes:
-            Settings(refresh=refresh)
-        self._combinations(32, ("none",))  # raises what is wrong before a model is opened for it
-
-    def loads(self, model: MaskedLM) -> list[Load]:
-        """Every combination, if the model can decode it."""
-        own = model.spec.block_size if model.spec.causal else None
-        found = self._combinations(self.block_size or own or 32, ("none", "exact") if model.spec.causal else _BOTH_WAYS)
-        for load in found:
-            load.plan(model)
-        return found
-
-    def _combinations(self, block_size: int, caches: Sequence[str]) -> list[Load]:
-        """Without a cache there is nothing to refresh: it is measured once."""
-        policy = self.policy or default_policy(block_size)
-        caches = self.caches or (("none",) if needs_of(policy) & WITHOUT_CACHE else caches)
-        return [
-            Load(
-                policy=policy,
-                prompt_tokens=prompt,
-                max_tokens=self.max_tokens,
-                block_size=block_size,
-                batch=batch,
-                cache=cache,
-                refresh=refresh,
-                seed=self.seed,
-                shortest_prompt=self.shortest_prompt,
-            )
-            for prompt in self.prompt_tokens
-            for batch in self.batches
-            for cache in caches
-            for refresh in (("block",) if cache in ("none", "exact") else self.refreshes)
-        ]
+        _check_least("prompt_tokens", self.prompt_tokens, 1)
+        _check_least("batch", self.batches, 1)
+        _check_least("repeats", [self.repeats], 1)
+        most = min(self.prompt_tokens)
+        if self.shortest_prompt is not None and not 1 <= self.shortest_prompt <= most:
+            raise UnmaskError(f"the shortest prompt must have 1 to {most} tokens, got {self.shortest_prompt}")
+        sizes: dict[str, Any] = {"max_tokens": self.max_tokens, "block_size": self.block_size, "seed": self.seed}
+        for cache in self.caches or ("none",):
+            for refresh in self.refreshes:
+                Settings(cache=cache, refresh=refresh, **sizes)  # raises what is wrong with them
 
 
-_BOTH_WAYS = ("none", "prefix", "dual")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleWorkload:
+    """The logits of `bench rule`; every combination is measured."""
+
+    positions: Sequence[int] = _option((32,), "Open positions m (may be repeated).")
+    vocabularies: Sequence[int] = _option((126_464,), "Vocabulary V (may be repeated).", "--vocabulary")
+    batches: Sequence[int] = _option((1,), "Rows (may be repeated).", "--batch")
+    dtype: str | None = _option(
+        None, "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]"
+    )
+    device: str = _option("cpu", "cpu, cuda or mps.")
+    repeats: int = _option(5, "Runs of each; the median counts.")
+    seed: int = _option(0, "Of the random logits.")
+    naive: bool = _option(
+        True, "Also time the formula as printed in the paper, over m x m x V.", "--printed/--no-printed"
+    )
+
+    def __post_init__(self) -> None:
+        _check_least("positions", self.positions, 1)
+        _check_least("vocabulary", self.vocabularies, 2)
+        _check_least("batch", self.batches, 1)
+        _check_least("repeats", [self.repeats], 1)
+        _check_least("seed", [self.seed], 0)
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise UnknownName("dtype", self.dtype, DTYPES)
 
 
-def default_policy(block_size: int) -> Policy:
-    """A quarter as many passes as a block has positions, however many the model is sure of.
-
-    So the work is the same for every code and every model, though Dream commits a single position in a refresh. A short
-    last block takes as many passes as the others, if it has so many positions.
-    """
-    return Fixed(passes=max(1, block_size // 4))
+def _check_least(name: str, values: Sequence[int], least: int) -> None:
+    """Refuse a list that is empty, or has a smaller number."""
+    if not values or min(values) < least:
+        raise UnmaskError(f"{name} must be at least {least}, got {min(values, default='none')}")
