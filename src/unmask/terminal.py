@@ -191,7 +191,7 @@ def show_tables(tables: list[Described]) -> None:
         console.print(Text(described.title, style="bold"), table, sep="\n")
         notes = list(described.notes)
         if left_out := ", ".join(column.title for column in columns[fitting:]):
-            notes.insert(0, f"No room here for: {left_out}. A wider screen and --format markdown show all.")
+            notes.insert(0, f"No room here for: {left_out}. A wider screen or a pipe shows all.")
         console.print(*(Text(note, style="dim") for note in notes), "", sep="\n")
 
 
