@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from unmask.evals import statistics
 from unmask.evals.cell import Cell, Generation
 from unmask.evals.store import CellFolder
+from unmask.report import statistics
+from unmask.report.table import Shown, Table, interval_of, number_of
 from unmask.settings import Settings
 
 SECONDS_PER_PASS = 0.01
@@ -86,3 +89,25 @@ def aup_of(points: list[tuple[float, float]], best: float) -> tuple[float, list[
     speed, accuracy = np.array(points, float).T
     (area,), (kept,) = statistics.aup(speed[None], accuracy[None], np.array([best]))
     return float(area), np.flatnonzero(~kept).tolist()
+
+
+EMPTY = SimpleNamespace(text=Shown().text, value=None, low=None, high=None, best=False)
+
+
+def rows_of(table: Table) -> list[dict[str, SimpleNamespace]]:
+    """The rows of a table by the keys of its columns, as printed and unrounded; an empty place is missing."""
+    found = []
+    for row, shown in zip(table.rows, table.shown(), strict=True):
+        found.append({})
+        for column, place in zip(table.columns, shown, strict=True):
+            value = row.get(column.key)
+            low, high = interval_of(value) or (None, None)
+            if value not in (None, ""):
+                entry = SimpleNamespace(text=place.text, value=number_of(value), low=low, high=high, best=place.best)
+                found[-1][column.key] = entry
+    return found
+
+
+def row_of(table: Table, label: str) -> dict[str, SimpleNamespace]:
+    """The row with that label; an empty place is an empty entry."""
+    return defaultdict(lambda: EMPTY, next(row for row in rows_of(table) if row["label"].text.startswith(label)))

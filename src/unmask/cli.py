@@ -160,6 +160,8 @@ def evaluate(
     from unmask.evals.executor import backends
     from unmask.evals.recipe import read
     from unmask.evals.run import run as measure
+    from unmask.report.studies import cells_table
+    from unmask.report.tables import SUMMARY, cell_record
 
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
@@ -180,10 +182,11 @@ def evaluate(
     if finished.changed:
         changed = " and ".join(finished.changed)
         terminal.note(f"since it was measured, the {changed} changed; --fresh measures it anew")
+    cells = flags.measured(finished.cells)
     if as_json:
-        print("\n".join(json.dumps(cell.to_dict(), ensure_ascii=False) for cell in flags.measured(finished.cells)))
+        print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        terminal.show_cells(flags.measured(finished.cells))
+        terminal.show_tables([cells_table("Measured", SUMMARY, cells)])
 
 
 @app.command()

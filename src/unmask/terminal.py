@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,26 +21,25 @@ if TYPE_CHECKING:
     from unmask.conversation import Conversation
     from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
-    from unmask.report.measured import Measured
-    from unmask.report.table import Column, Entry
+    from unmask.report.table import Column, Shown
     from unmask.report.table import Table as Described
     from unmask.types import StepEvent, StreamEvent
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def show_stream(events: Iterable[StreamEvent]) -> None:
     """Print text as it becomes certain, then what it cost on stderr."""
     began = time.perf_counter()
     for event in events:
-        sys.stdout.write(event.text_delta)
+        sys.stdout.write(event.text_delta if event.output is None else f"{event.text_delta}\n")
         sys.stdout.flush()
         if event.output is not None:
             usage, seconds = event.output.usage, time.perf_counter() - began
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            console = Console(stderr=True, highlight=False)
-            console.print(
-                f"{usage.completion_tokens} tokens, {usage.forward_passes} forward passes, {seconds:.1f} s", style="dim"
-            )
+            cost = f"{usage.completion_tokens} tokens, {usage.forward_passes} forward passes, {seconds:.1f} s"
+            _stderr().print(cost, style="dim")
 
 
 @contextmanager
@@ -69,13 +68,11 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
 
     Yields the listeners of a run by the names of its parameters.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console, labels = _stderr(), dict[str, str]()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left"))
-    period = 600.0  # cells differ in cost: a short look back would make the estimate jump
-    labels: dict[str, str] = {}
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=period
-    ) as bar:
+    # Cells differ in cost: a short look back would make the estimate jump.
+    options: dict[str, Any] = {"transient": True, "disable": not console.is_terminal, "speed_estimate_period": 600.0}
+    with Progress(*columns, console=console, **options) as bar:
         task = bar.add_task("loading", total=1.0)
 
         def say(line: str) -> None:
@@ -103,9 +100,7 @@ def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
     from unmask.report.labels import labels
     from unmask.report.measured import Measured
 
-    nothing: dict[str, Any] = {"about": {}, "ids": (), "complete": False, "columns": {}, "scores": {}}
-    asked = [Measured(run="", cell=cell, **nothing) for cell in cells]
-    return {each.cell.key: label for each, label in labels(asked).items()}
+    return {each.cell.key: label for each, label in labels([Measured(run="", cell=cell) for cell in cells]).items()}
 
 
 def is_terminal(stream: Any) -> bool:
@@ -115,7 +110,7 @@ def is_terminal(stream: Any) -> bool:
 def note(message: str | None) -> None:
     """Something worth knowing, on stderr."""
     if message:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"unmask: {message}", style="dim", markup=False)
+        _stderr().print(f"unmask: {message}", style="dim", markup=False)
 
 
 def status(message: str) -> AbstractContextManager[Any]:
@@ -128,8 +123,7 @@ def converse(talk: Conversation, about: Callable[[list[str]], str | None]) -> No
 
     `about` knows what to say of a prompt that the model was not made for; it is said once.
     """
-    interactive, told = is_terminal(sys.stdin), None
-    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    interactive, told, aside = is_terminal(sys.stdin), None, _stderr()
     if interactive:
         import readline  # noqa: F401  (line editing and history for input())
 
@@ -169,96 +163,62 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
-def show_cells(cells: list[Measured]) -> None:
-    """Accuracy of each cell with its 95 % interval, and passes; `unmask report` has the rest."""
-    from unmask.report.labels import labels
-    from unmask.report.table import estimate
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("model", "task", "policy", "block", "items", "accuracy %", "passes"):
-        left = heading in ("model", "task", "policy")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "policy", overflow="fold")
-    for cell, label in labels(cells).items():
-        block, passes = str(cell.cell.settings["block_size"]), estimate(cell.passes()).text
-        table.add_row(cell.model, cell.cell.task, label, block, str(cell.done), str(estimate(cell.accuracy())), passes)
-    # A file or a pipe has no width: nothing is folded there.
-    Console(highlight=False, width=None if is_terminal(sys.stdout) else 200).print(table)
-
-
 PIPE = 160  # letters of a line where no screen tells how many there are
 
 
 def show_tables(tables: list[Described]) -> None:
-    """The tables of a report, without those that are for files only.
+    """The tables of a report. A number is never folded, words may be.
 
-    A number is never folded, words may be. A narrow screen leaves out the columns that can be spared, and says so.
+    A narrow screen leaves out columns from the right until the rest fits, and says so.
     """
+    console = Console(highlight=False)
+    screen = console.width if console.is_terminal else PIPE
     for described in tables:
-        if described.details:
-            continue
-        console = Console(highlight=False)
-        screen = console.width if console.is_terminal else PIPE
-        columns, left_out = list(described.columns), []
-        table = _drawn(described, columns)
-        while console.is_terminal and _widths(console, table).minimum > screen and any(c.spare for c in columns):
-            left_out.append(max(columns, key=lambda column: column.spare))
-            columns.remove(left_out[-1])
-            table = _drawn(described, columns)
-        widths = _widths(console, table)
-        console.width = max(console.width, min(widths.maximum, max(screen, widths.minimum)))
-        console.print(Text(described.title, style="bold"))
-        console.print(table)
-        if left_out:
-            titles = ", ".join(column.title for column in left_out)
-            console.print(Text(f"No room here for: {titles}. A wider screen and --format markdown show all.", "dim"))
-        for note in described.notes:
-            console.print(Text(note, style="dim"))
-        console.print()
+        rows, columns = described.shown(), described.columns
+        widths = [_least_width(column, [str(row[at]) for row in rows]) for at, column in enumerate(columns)]
+        # A space before the first column and after the last one, three spaces between two.
+        ends = [end - 1 for end in accumulate(width + 3 for width in widths)]
+        fitting = max(1, sum(end <= screen for end in ends)) if console.is_terminal else len(columns)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for column, width in zip(columns[:fitting], widths, strict=False):
+            side, whole = ("left", False) if column.decimals is None else ("right", True)
+            table.add_column(Text(column.title), justify=side, no_wrap=whole, min_width=width)
+        for number, row in enumerate(rows):
+            if number in described.sections:
+                table.add_section()
+            table.add_row(*(_place(shown) for shown in row[:fitting]))
+        console.width = max(screen, ends[fitting - 1])
+        console.print(Text(described.title, style="bold"), table, sep="\n")
+        notes = list(described.notes)
+        if left_out := ", ".join(column.title for column in columns[fitting:]):
+            notes.insert(0, f"No room here for: {left_out}. A wider screen or a pipe shows all.")
+        console.print(*(Text(note, style="dim") for note in notes), "", sep="\n")
 
 
-def _drawn(described: Described, columns: list[Column]) -> Table:
-    """The table with these columns, of which each is at least as wide as a number with its interval, or as a word."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    rows = [dict(zip(described.columns, described.entries(row), strict=True)) for row in described.rows]
-    for column in columns:
-        texts = [column.title, *(str(row[column]) for row in rows)]
-        least = max((len(part) for text in texts for part in (text.split() if column.words else [text])), default=1)
-        side = "left" if column.words else "right"
-        table.add_column(Text(column.title), justify=side, no_wrap=not column.words, min_width=least)
-    for number, row in enumerate(rows):
-        if number in described.sections:
-            table.add_section()
-        table.add_row(*(_entry(row[column]) for column in columns))
-    return table
+def _least_width(column: Column, texts: list[str]) -> int:
+    """Of the column: a number with its interval is never folded, nor is a word."""
+    parts = [column.title, *texts]
+    return max(len(part) for text in parts for part in (text.split() if column.decimals is None else [text]))
 
 
-def _entry(entry: Entry) -> Text:
-    return Text.assemble((entry.text, "bold" if entry.best else ""), f" {entry.interval}" if entry.interval else "")
-
-
-def _widths(console: Console, table: Table) -> Measurement:
-    """The width of the table with every word in a line of its own, and that with nothing folded."""
-    return Measurement.get(console, console.options.update(max_width=10_000), table)
+def _place(shown: Shown) -> Text:
+    return Text.assemble((shown.text, "bold" if shown.best else ""), f" {shown.interval}" if shown.interval else "")
 
 
 def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
     """A table of measurements: a column for each name that has a value somewhere other than the usual one."""
     from unmask.bench.measure import short
 
-    console = Console(highlight=False)
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    def text(value: Any) -> str:
+        return "unknown" if value is None else short(value) if isinstance(value, float) else str(value)
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     usual = {"refresh": "block"}
     names = [name for name in rows[0] if any(row[name] not in ("", usual.get(name, "")) for row in rows)]
-    texts = [
-        ["unknown" if row[name] is None else short(row[name]) if isinstance(row[name], float) else str(row[name])
-         for name in names]
-        for row in rows
-    ]  # fmt: skip
     for name in names:
         words = name in ("cache", "refresh", "pass", "bound by", "form")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    for text in texts:
-        table.add_row(*text)
-    console.width = max(console.width, _widths(console, table).maximum)
-    console.print(table)
+    for row in rows:
+        table.add_row(*(text(row[name]) for name in names))
+    # Nothing is folded or left out, however narrow the screen.
+    Console(highlight=False, width=10_000).print(Text(title, style="bold"), table, sep="\n")

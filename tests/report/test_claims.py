@@ -1,7 +1,7 @@
 """The paper's claims, on made-up runs in which they hold and in which they do not."""
 
 import pytest
-from synthetic_runs import cell_of, write
+from synthetic_runs import cell_of, rows_of, write
 
 from unmask.report.claims import CLAIMS, FAILS, HOLDS, OPEN, SLOWLY, UNKNOWN, checks, claims_tables
 from unmask.report.runs import read_runs
@@ -42,9 +42,9 @@ def test_a_difference_within_chance_is_undecided_and_is_shown(tmp_path):
     write(tmp_path, cell_of(threshold=0.8), passes=[10, 14] * 20, right=0.9)
     write(tmp_path, cell_of(threshold=0.9), passes=[14, 11] + [14, 10] * 19, right=0.9)
     found = check(tmp_path, FALLS)
-    assert found.verdict == found.to_dict()["verdict"] == OPEN
+    assert found.verdict == OPEN
     assert found.differences["τ = 0.8 → τ = 0.9"].value == pytest.approx(1 / 40)
-    (row,) = claims_tables([found])[0].rows
+    (row,) = rows_of(claims_tables([found])[0])
     assert row["place"].text == "tiny, sudoku, block 32"
     assert row["verdict"].text == OPEN
     assert row["against"].text.startswith("τ = 0.8 → τ = 0.9: 0.03 [−")
@@ -126,9 +126,10 @@ def test_the_table_has_a_row_for_each_place_with_what_speaks_against_the_claim(t
         for threshold, mean in ((0.8, 10), (0.9, passes)):
             write_all(tmp_path, {"x": mean}, x={"task": task, "threshold": threshold})
     (table,) = claims_tables(checks(read_runs([tmp_path])[0].cells))
-    rows = {row["place"].text: row for row in table.rows if row["claim"].text == FALLS}
+    rows = {row["place"].text: row for row in rows_of(table) if row["claim"].text == FALLS}
     sudoku, countdown = rows["tiny, sudoku, block 32"], rows["tiny, countdown-3, block 32"]
-    assert (sudoku["verdict"].text, sudoku["against"].text) == (HOLDS, "–")
+    assert sudoku["verdict"].text == HOLDS
+    assert "against" not in sudoku
     assert countdown["verdict"].text == FAILS
     assert countdown["against"].text.startswith("τ = 0.8 → τ = 0.9: −1.00")
 
@@ -143,7 +144,7 @@ def test_what_was_not_run_is_not_measured(tmp_path):
 def test_claims_that_were_not_measured_are_counted_not_listed(tmp_path):
     write(tmp_path, cell_of("entropy"), passes=[128] * 40, right=0.9)
     (table,) = claims_tables(checks(read_runs([tmp_path])[0].cells))
-    assert [row["claim"].text for row in table.rows] == [LENGTH]
+    assert [row["claim"].text for row in rows_of(table)] == [LENGTH]
     assert f"{len(CLAIMS) - 1} of the paper's {len(CLAIMS)} claims were not measured" in table.notes[-1]
 
 

@@ -13,32 +13,33 @@ from synthetic_runs import cell_of, describe, write
 from unmask import terminal
 from unmask.cli import run
 from unmask.report import plots, report
-from unmask.report.measured import Estimate
 from unmask.report.runs import read_runs
-from unmask.report.table import Column, Table, csv_text, escape, estimate, latex, mark_best, markdown, number, words
+from unmask.report.statistics import Estimate
+from unmask.report.table import Column, Table, csv_text, escape, latex, markdown
 
 COLUMNS = [
-    Column("label", "policy", words=True),
-    Column("accuracy", "accuracy %", wanted="high"),
-    Column("speedup", "speed-up", wanted="high"),
-    Column("passes", "NFE", wanted="low"),
+    Column("label", "policy"),
+    Column("accuracy", "accuracy %", 1, wanted="high"),
+    Column("speedup", "speed-up", 2, "×", wanted="high"),
+    Column("passes", "NFE", 1, wanted="low"),
 ]
 ROWS = [
     {
-        "label": words("mean_field | τ = 0.9"),
-        "accuracy": estimate(Estimate(value=82.04, interval=(78.36, 85.1))),
-        "speedup": number(4.9, 2, "×"),
-        "passes": number(11.25),
+        "label": "mean_field | τ = 0.9",
+        "accuracy": Estimate(value=82.04, interval=(78.36, 85.1)),
+        "speedup": 4.9,
+        "passes": 11.25,
     },
-    {"label": words("entropy & co"), "accuracy": estimate(Estimate(value=82.0)), "passes": number(82)},
+    {"label": "entropy & co", "accuracy": Estimate(value=82.0), "passes": 82},
 ]
 TABLE = Table(
     name="main-tiny",
     title="tiny: 100 % *real*",
     columns=COLUMNS,
-    rows=mark_best(COLUMNS, ROWS, [True, True]),
+    rows=ROWS,
     notes=["a note"],
     sections=[1],
+    fair=[True, True],
 )
 
 
@@ -65,11 +66,12 @@ def test_csv_is_unrounded_and_has_columns_for_intervals():
 
 def test_latex():
     assert latex(TABLE) == (
-        "% needs \\usepackage{booktabs}\n"
+        "% needs \\usepackage{booktabs,adjustbox}\n"
         "\\begin{table}[t]\n"
         "\\centering\\footnotesize\\setlength{\\tabcolsep}{4pt}\n"
         "\\caption{tiny: 100 \\% *real*}\n"
         "\\label{tab:main-tiny}\n"
+        "\\begin{adjustbox}{max width=\\linewidth}\n"
         "\\begin{tabular}{@{}lrrr@{}}\n"
         "\\toprule\n"
         "policy & accuracy \\% & speed-up & NFE \\\\\n"
@@ -80,6 +82,7 @@ def test_latex():
         "{}entropy \\& co & 82.0 & -- & 82.0 \\\\\n"
         "\\bottomrule\n"
         "\\end{tabular}\n"
+        "\\end{adjustbox}\n"
         "\\par\\smallskip\n"
         "\\begin{minipage}{\\linewidth}\\scriptsize a note\\end{minipage}\n"
         "\\end{table}\n"
@@ -87,7 +90,7 @@ def test_latex():
 
 
 def test_latex_has_no_letter_beyond_ascii_in_an_interval():
-    row = {"accuracy": estimate(Estimate(value=-1.0, interval=(-2.5, 0.5)))}
+    row = {"accuracy": Estimate(value=-1.0, interval=(-2.5, 0.5))}
     table = Table(name="t", title="τ ÷ 2 × é – …", columns=COLUMNS[1:2], rows=[row], notes=["≥ 1 · → ≈"])
     text = latex(table)
     assert text.isascii()
@@ -134,13 +137,20 @@ def shown(monkeypatch, tables, width):
     return screen
 
 
-def test_a_narrow_terminal_loses_no_figure(monkeypatch):
-    screen = shown(monkeypatch, [TABLE], 40)
-    plain = screen.plain
+def test_a_narrow_terminal_folds_words_and_breaks_no_number(monkeypatch):
+    screen = shown(monkeypatch, [TABLE], 50)
     for part in ("mean_field", "82.0", "[78.4, 85.1]", "4.90×", "11.2", "entropy"):
-        assert part in plain
-    assert "…" not in plain
+        assert part in screen.plain
+    assert "…" not in screen.plain
     assert "\x1b[1m82.0" in screen.getvalue()
+
+
+def test_a_column_without_room_is_named(monkeypatch):
+    plain = shown(monkeypatch, [TABLE], 40).plain
+    assert "82.0 [78.4, 85.1]" in plain
+    assert "4.90×" not in plain
+    assert "No room here for: speed-up, NFE." in plain
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -153,14 +163,14 @@ def test_an_ablation_fits_the_screen_without_breaking_a_figure(tmp_path, monkeyp
     lines = shown(monkeypatch, tables, width).plain.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     assert any(re.search(r"\d\.\d \[\d+\.\d, \d+\.\d\]", line) for line in lines)
-    said = [line for line in lines if line.startswith("No room here for: won : lost")]
+    said = [line for line in lines if line.startswith("No room here for:") and "won : lost" in line]
     assert bool(said) == (width < 200)
     assert any(re.search(r"\d : \d", line) for line in lines) == (width == 200)
 
 
 def test_words_in_a_pipe_are_folded_before_a_line_gets_too_long(capsys):
-    columns = [Column(key, key, words=True) for key in ("claim", "holds", "fails")] + COLUMNS[1:2]
-    row = {key: words("tiny, sudoku, block 82; " * 12) for key in ("claim", "holds", "fails")} | {"accuracy": number(1)}
+    columns = [Column(key, key) for key in ("claim", "holds", "fails")] + COLUMNS[1:2]
+    row = dict.fromkeys(("claim", "holds", "fails"), "tiny, sudoku, block 82; " * 12) | {"accuracy": 1}
     terminal.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
     lines = capsys.readouterr().out.splitlines()
     assert 120 < max(len(line) for line in lines) <= 160
@@ -226,12 +236,9 @@ def test_the_figure_of_curves_has_axes_a_legend_and_every_policy(study):
 
 
 def test_no_two_policies_look_alike():
-    looks = [*plots.STYLES.values(), *plots.OTHERS]
-    assert len(set(looks)) == len(looks)
-    markers = [marker for _, marker, _ in plots.STYLES.values()]
-    assert len(set(markers)) == len(markers)
-    for part in (0, 1):  # a policy that is not known borrows neither a colour nor a marker
-        assert not {look[part] for look in plots.OTHERS} & {look[part] for look in plots.STYLES.values()}
+    assert len(set(plots.LOOKS.values())) == len(plots.LOOKS)
+    assert len({marker for _, marker, _ in plots.LOOKS.values()}) == len(plots.LOOKS)
+    assert plots.OTHER not in {colour for colour, _, _ in plots.LOOKS.values()}
 
 
 def cells_at(run):
@@ -245,12 +252,8 @@ def test_main_has_a_picture_with_every_row_and_ticks_enough(tmp_path):
     figure = plots.figure("main", cells_at(tmp_path / "run"))
     (panel,) = figure.axes
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"mean_field", "threshold", "mine", "yours"}
-    points = [
-        line
-        for line in panel.lines
-        if line.get_marker() in {look[1] for look in (*plots.STYLES.values(), *plots.OTHERS)}
-    ]
-    assert len({(line.get_color(), line.get_marker()) for line in points}) == 4
+    looks = {(line.get_color(), line.get_marker()) for line in figure.legends[0].get_lines()}
+    assert len(looks) == 4
     assert len(panel.get_xticks()) >= 3
     made = report([tmp_path / "run"], out=tmp_path / "out", formats=["markdown", "png"])
     assert "main-tiny-sudoku.png" in {path.name for path in made.files}

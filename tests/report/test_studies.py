@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from synthetic_runs import aup_of, cell_of, describe, write
+from synthetic_runs import aup_of, cell_of, describe, rows_of, write
 
+from unmask import terminal
 from unmask.report import report
 
 
@@ -28,13 +29,12 @@ def test_a_shared_device_leaves_no_times_only_passes_and_answers(tmp_path):
     made = report([tmp_path])
     table = table_of(made, "main-tiny-sudoku")
     assert not {"tokens_per_second", "speedup"} & set(keys(table))
-    assert [row["fewer_passes"].text for row in table.rows] == ["1.00×", "16.00×"]
+    assert [row["fewer_passes"].text for row in rows_of(table)] == ["1.00×", "16.00×"]
     assert "p" in keys(table)
     assert sum("other work shared the device while its rows" in note for note in table.notes) == 1
     assert not any("TPS counts" in note or "Speed-up" in note for note in table.notes)
-    details = table_of(made, "main-tiny-sudoku-details")
-    assert not [key for key in keys(details) if "second" in key]
-    assert "tokens_per_pass_answer" in keys(details)
+    assert not [key for key in keys(made.details) if "second" in key]
+    assert "tokens_per_pass_answer" in keys(made.details)
     for cell in made.to_dict()["cells"]:
         assert cell["shared"] is True
         assert cell["seconds"] is cell["tokens_per_second_reference"] is cell["speedup_answer"] is None
@@ -45,7 +45,7 @@ def test_one_shared_row_among_others_is_named_and_is_no_baseline(tmp_path):
     write(tmp_path, cell_of("entropy"), passes=128.0, right=0.9, about={"shared": True})
     write(tmp_path, cell_of(), passes=8.0, right=0.8)
     table = table_of(report([tmp_path]), "main-tiny-sudoku")
-    base, ours = table.rows
+    base, ours = rows_of(table)
     assert "tokens_per_second" not in base
     assert ours["tokens_per_second"].value > 0
     assert "speedup" not in ours
@@ -65,11 +65,11 @@ def test_a_curve_is_made_of_all_runs_whatever_their_device(tmp_path):
     write(tmp_path / "cpu", cell_of("fixed"), passes=128.0, right=[True] * 40)
     made = report([tmp_path])
     (areas,) = [table for table in made.tables if table.name.startswith("aup")]
-    entry = next(row for row in areas.rows if row["label"].text == "mean_field")["sudoku_aup"]
+    entry = next(row for row in rows_of(areas) if row["label"].text == "mean_field")["sudoku_aup"]
     assert entry.value == pytest.approx(aup_of([(58 / 20, 95.0), (58 / 10, 92.5)], 100.0)[0])
     points = table_of(made, "curves-tiny-sudoku")
-    assert [row["passes"].value for row in points.rows] == [128.0, 20.0, 10.0]
-    assert all(row["fewer_passes"].value == 128 / row["passes"].value for row in points.rows)
+    assert [row["passes"].value for row in rows_of(points)] == [128.0, 20.0, 10.0]
+    assert all(row["fewer_passes"].value == 128 / row["passes"].value for row in rows_of(points))
     assert any("left out, as not finished: mean_field (threshold=0.5), 0 of 40 items." in n for n in areas.notes)
 
 
@@ -78,7 +78,7 @@ def test_a_curve_is_named_after_what_all_its_points_changed(tmp_path):
     for threshold in (0.7, 0.9):
         write(tmp_path, cell_of(threshold=threshold, iterations=4), passes=8.0, right=0.9)
         write(tmp_path, cell_of("threshold", threshold=threshold), passes=8.0, right=0.9)
-    labels = [row["label"].text for row in table_of(report([tmp_path]), "aup").rows]
+    labels = [row["label"].text for row in rows_of(table_of(report([tmp_path]), "aup"))]
     assert labels == ["threshold", "mean_field (iterations=4)"]
 
 
@@ -93,7 +93,7 @@ def test_a_study_tells_the_setting_around_which_it_turns(tmp_path):
     for length in (64, 128):
         write(tmp_path / "lengths", cell_of(threshold=0.6, max_tokens=length), passes=8.0, right=0.9)
     made = report([tmp_path])
-    labels = [row["label"].text for row in table_of(made, "sensitivity").rows]
+    labels = [row["label"].text for row in rows_of(table_of(made, "sensitivity"))]
     assert labels == ["R = 2 (threshold=0.5)", "R = 4 (threshold=0.5)"]
     assert "τ = 0.85, fallback = greedy" in table_of(made, "ablation").title
     assert "mean_field (threshold=0.6)" in table_of(made, "lengths").title
@@ -107,13 +107,13 @@ def test_weights_in_8_bits_are_compared_with_those_they_come_from(tmp_path):
     write(tmp_path, cell_of(model="other+int8"), passes=8.0, right=0.9)
     first, second = [table for table in report([tmp_path]).tables if table.name.startswith("weights")]
     assert first.name == "weights-tiny-mean-field"
-    found = [tuple(row[key].text for key in ("task", "weights", "accuracy")) for row in first.rows]
+    found = [tuple(row[key].text for key in ("task", "weights", "accuracy")) for row in rows_of(first)]
     of_task = [("float32", "100.0"), ("int8", "100.0"), ("fp8", "50.0")]
     assert found == [(task, *rest) for task in ("sudoku", "countdown") for rest in of_task]
     assert first.sections == [3]
-    assert [row["won_lost"].text for row in first.rows if "won_lost" in row] == ["0 : 0", "0 : 20"] * 2
-    assert [row["weights"].text for row in second.rows] == ["int8"]
-    assert "won_lost" not in second.rows[0]
+    assert [row["won_lost"].text for row in rows_of(first) if "won_lost" in row] == ["0 : 0", "0 : 20"] * 2
+    assert [row["weights"] for row in second.rows] == ["int8"]
+    assert "won_lost" not in rows_of(second)[0]
 
 
 def test_lengths_are_compared_with_the_shortest_of_their_task(tmp_path):
@@ -124,15 +124,15 @@ def test_lengths_are_compared_with_the_shortest_of_their_task(tmp_path):
             cell = cell_of("threshold", threshold=0.9, task=task, max_tokens=length, block_size=length)
             write(tmp_path, cell, passes=length / 8, right=right)
     (table,) = [table for table in report([tmp_path]).tables if table.name.startswith("lengths")]
-    assert [(row["task"].text, row["max_tokens"].value) for row in table.rows] == [
+    assert [(row["task"].text, row["max_tokens"].value) for row in rows_of(table)] == [
         ("sudoku", 128),
         ("sudoku", 256),
         ("countdown-3", 128),
         ("countdown-3", 256),
     ]
     short, long = {i for i in range(40) if i % 4}, {i for i in range(40) if i % 5}
-    assert table.rows[1]["won_lost"].text == f"{len(long - short)} : {len(short - long)}"
-    assert "won_lost" not in table.rows[0]
+    assert rows_of(table)[1]["won_lost"].text == f"{len(long - short)} : {len(short - long)}"
+    assert "won_lost" not in rows_of(table)[0]
     assert list(table.sections) == [2]
 
 
@@ -141,7 +141,7 @@ def test_the_speed_table_says_where_the_time_goes_and_leaves_accuracy_to_others(
     write(tmp_path, cell_of("entropy", items=8), passes=128.0, right=0.9)
     write(tmp_path, cell_of(items=8), passes=[8 + i % 3 for i in range(8)], right=0.9)
     table = table_of(report([tmp_path]), "speed-tiny-sudoku")
-    base, ours = table.rows
+    base, ours = rows_of(table)
     assert "accuracy" not in keys(table)
     assert base["model_pass"].value == ours["model_pass"].value == pytest.approx(10.0)
     assert ours["policy_pass"].value == pytest.approx(1.0)
@@ -162,7 +162,7 @@ def test_a_speed_run_does_not_change_the_overview_of_the_main_table(tmp_path):
                 right=[i < right * items for i in range(items)],
             )
     made = report([tmp_path])
-    (row,) = table_of(made, "overview").rows
+    (row,) = rows_of(table_of(made, "overview"))
     assert row["sudoku_accuracy"].value == row["countdown-3_accuracy"].value == 50.0
 
 
@@ -173,7 +173,7 @@ def test_a_block_size_meets_the_baseline_of_its_own_block_only(tmp_path):
         write(tmp_path / "blocks", cell_of(block_size=size), passes=12.0, right=0.9)
     for size in (16, 128):
         write(tmp_path / "regions", cell_of("fixed", block_size=size), passes=128.0, right=0.9)
-    rows = table_of(report([tmp_path]), "blocks-tiny-sudoku").rows
+    rows = rows_of(table_of(report([tmp_path]), "blocks-tiny-sudoku"))
     ours = {row["block_size"].value: row for row in rows if row["label"].text == "mean_field"}
     assert list(ours) == [16, 32, 128]  # an answer of 128 tokens has no larger block
     assert [size for size, row in ours.items() if "p" in row] == [16, 128]
@@ -185,7 +185,7 @@ def test_runs_say_what_was_shared_taken_over_and_left_unfinished(tmp_path):
     write(tmp_path, cell_of(), passes=8.0, right=0.9, done=3, about={"shared": True})
     table = table_of(report([tmp_path]), "runs")
     said = "device shared with other work; 1 of them measured in main-a; 1 not finished"
-    assert table.rows[0]["remarks"].text == said
+    assert rows_of(table)[0]["remarks"].text == said
     assert table.notes[0] == "Device: a CPU."
 
 
@@ -201,6 +201,16 @@ def test_a_note_that_many_tables_have_is_said_once_on_the_page(tmp_path):
     alone = (tmp_path / "out" / "tables" / "main-tiny-sudoku.tex").read_text()
     assert "Wilson for accuracy" in alone
     names = {path.name for path in made.files}
-    assert "main-tiny-sudoku-details.csv" in names
-    assert "main-tiny-sudoku-details.tex" not in names
+    assert "details.csv" in names
+    assert "details.tex" not in names
     assert json.loads((tmp_path / "out" / "report.json").read_text())["tables"]
+
+
+def test_a_table_without_a_row_has_every_form(tmp_path, capsys):
+    describe(tmp_path / "run", "curves")
+    write(tmp_path / "run", cell_of(), passes=8.0, right=0.9, done=5)
+    made = report([tmp_path / "run"], out=tmp_path / "out")
+    assert table_of(made, "aup").rows == []
+    assert (tmp_path / "out" / "tables" / "aup-tiny.tex").exists()
+    terminal.show_tables(made.tables)
+    assert "left out, as not finished: mean_field, 5 of 40 items." in capsys.readouterr().out

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
 from unmask.report import plots
 from unmask.report.claims import Check, checks, claims_tables
-from unmask.report.compare import baseline_of, paired, speedup
-from unmask.report.measured import COUNTS, Measured
+from unmask.report.compare import without_copies
+from unmask.report.measured import Measured
 from unmask.report.runs import Run, read_runs, runs_table
-from unmask.report.studies import STUDIES, tables_of
+from unmask.report.studies import STUDIES, cells_table, tables_of
 from unmask.report.table import Table, csv_text, latex, markdown, plain
+from unmask.report.tables import DETAILS, cell_record
 
 SCHEMA = "unmask.report/1"
 TEXTS = {"markdown": markdown, "csv": csv_text, "latex": latex}
@@ -28,6 +29,7 @@ class Report:
 
     runs: list[Run]
     tables: list[Table]
+    details: Table  # for files: too long for a terminal
     checks: list[Check]
     files: list[Path]  # what was written
 
@@ -37,16 +39,20 @@ class Report:
             return json.dumps(self.to_dict(), ensure_ascii=False) + "\n"
         if form not in TEXTS:
             raise UnknownName("format of a report", form, (*TEXTS, "json"))
-        return "\n".join((f"# {t.name}\n" if form == "csv" else "") + TEXTS[form](t) for t in self.tables)
+        return "\n".join((f"# {t.name}\n" if form == "csv" else "") + TEXTS[form](t) for t in self._all)
+
+    @property
+    def _all(self) -> list[Table]:
+        return [*self.tables, self.details]
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, unrounded."""
         return {
             "schema": SCHEMA,
             "runs": [{"name": run.name, "table": run.table, "title": run.title} for run in self.runs],
-            "tables": [table.to_dict() for table in self.tables],
-            "checks": [check.to_dict() for check in self.checks],
-            "cells": [_cell(cell, run.cells) | {"table": run.table} for run in self.runs for cell in run.cells],
+            "tables": [table.to_dict() for table in self._all],
+            "checks": [asdict(check) for check in self.checks],
+            "cells": [cell_record(cell, run.cells) | {"table": run.table} for run in self.runs for cell in run.cells],
         }
 
 
@@ -72,9 +78,12 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
     found = read_runs([Path(path) for path in runs])
     cells = {kind: [cell for run in found if run.table == kind for cell in run.cells] for kind in STUDIES}
     cells = {kind: of_kind for kind, of_kind in cells.items() if of_kind}
-    claims = checks([cell for run in found for cell in run.cells])
+    every = [cell for run in found for cell in run.cells]
+    claims = checks(every)
     tables = [table for kind, of_kind in cells.items() for table in tables_of(kind, of_kind)]
-    made = Report(runs=found, tables=[*tables, *claims_tables(claims), runs_table(found)], checks=claims, files=[])
+    tables += [*claims_tables(claims), runs_table(found)]
+    details = cells_table("Details", DETAILS, without_copies(every))
+    made = Report(runs=found, tables=tables, details=details, checks=claims, files=[])
     if out is not None:
         _write(made, cells, Path(out), formats)
     return made
@@ -89,28 +98,24 @@ def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: S
     if not made.files and set(formats) == set(drawn):
         kinds = f"(table: {', '.join(cells)}); finished cells of these have figures: {', '.join(plots.FIGURES)}"
         raise UnmaskError(f"no figure of these runs {kinds}")
-    shown = {path.stem: path.name for path in made.files if path.suffix == f".{drawn[0]}"}
-    main = [table for table in made.tables if not table.details]
-    texts: dict[str, str] = {}
+    texts = {f"tables/{table.name}.csv": csv_text(table) for table in made._all if "csv" in formats}
+    texts |= {f"tables/{table.name}.tex": latex(table) for table in made.tables if "latex" in formats}
     if "markdown" in formats:
-        details = [table for table in made.tables if table.details]
-        texts |= {"report.md": _page("Report", main, shown), "details.md": _page("Details of the report", details, {})}
+        texts["details.md"] = markdown(made.details)
+        texts["report.md"] = _page(made.tables, {f.stem: f.name for f in made.files if f.suffix == f".{drawn[0]}"})
     if "json" in formats:
-        texts |= {"report.json": json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n"}
-    texts |= {f"tables/{table.name}.csv": csv_text(table) for table in made.tables if "csv" in formats}
-    # A table of details does not fit a page of print.
-    texts |= {f"tables/{table.name}.tex": latex(table) for table in main if "latex" in formats}
+        texts["report.json"] = json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n"
     for name, text in texts.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
         made.files.append(out / name)
 
 
-def _page(title: str, tables: Sequence[Table], figures: dict[str, str]) -> str:
+def _page(tables: Sequence[Table], figures: dict[str, str]) -> str:
     """Tables below each other with their figures. A note that many of them have is said once, at the top."""
     notes = [note for table in tables for note in table.notes]
     common = [note for note in dict.fromkeys(notes) if notes.count(note) > 2]
-    parts = [f"# {title}\n"]
+    parts = ["# Report\n"]
     if common:
         parts.append("\n".join(["## How to read the tables\n", *(f"- {plain(note)}" for note in common)]) + "\n")
     for table in tables:
@@ -118,12 +123,3 @@ def _page(title: str, tables: Sequence[Table], figures: dict[str, str]) -> str:
         if table.name in figures:
             parts.append(f"![{plain(table.title)}](figures/{figures[table.name]})\n")
     return "\n".join(parts)
-
-
-def _cell(cell: Measured, pool: Sequence[Measured]) -> dict[str, Any]:
-    """A cell's numbers, with what it is compared with in its run."""
-    baseline = baseline_of(cell, pool)
-    test, ratios = paired(cell, baseline), {f"speedup_{count}": speedup(cell, baseline, count) for count in COUNTS}
-    numbers = cell.to_dict() | {"baseline": baseline and baseline.cell.key}
-    numbers["paired"] = test and {"only_this": test.only_first, "only_baseline": test.only_second, "p": test.p}
-    return numbers | {name: found and found.to_dict() for name, found in ratios.items()}

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unmask.evals import statistics
-from unmask.evals.statistics import Estimate, Paired
+from unmask.report import statistics
 from unmask.report.measured import Measured, Sums, common_items, estimate_of, value_of
+from unmask.report.statistics import Estimate, Paired
 
 Thing = TypeVar("Thing")
+Cells = Sequence[Measured]
 
 BASELINES = ("entropy", "fixed")
 BASELINE, NONE, UNIFORM = "one token a pass", "no pairwise interaction", "uniform interaction matrix"
@@ -42,16 +43,16 @@ def questions(cell: Measured) -> tuple[Any, ...]:
     return asked.model, asked.task, asked.shots, asked.template, asked.items, asked.seed, cell.about.get("weights")
 
 
-def unique(cells: Sequence[Measured], *left_out: str) -> list[Measured]:
+def unique(cells: Cells, *left_out: str) -> list[Measured]:
     """Each cell once, in its most finished form: studies share cells, and several runs may hold them."""
     same = groups(cells, lambda cell: identity(cell, *left_out))
     return [max(copies, key=lambda cell: (cell.complete, cell.done)) for copies in same]
 
 
-def without_copies(cells: Sequence[Measured]) -> list[Measured]:
-    """Each measurement once, in its longest form. The same cell, measured twice, stays two.
+def without_copies(cells: Cells) -> list[Measured]:
+    """Each measurement once, in its longest form. A cell that was measured twice stays two.
 
-    A run that takes over the cell of another holds the very same items, times included: the first item tells.
+    A run that takes over the cell of another holds the same items with the same times. The first item tells.
     """
     found: list[Measured] = []
     for same in groups(cells, identity):
@@ -61,7 +62,7 @@ def without_copies(cells: Sequence[Measured]) -> list[Measured]:
     return [cell for cell in cells if cell in found]
 
 
-def sweeps(cells: Sequence[Measured], knob: str) -> list[list[Measured]]:
+def sweeps(cells: Cells, knob: str) -> list[list[Measured]]:
     """Groups of two cells or more that differ in nothing but the knob, sorted by its value, one for each value."""
     having = [cell for cell in cells if (cell.cell.settings | cell.cell.policy).get(knob) is not None]
     same = groups(having, lambda cell: identity(cell, knob))
@@ -69,14 +70,14 @@ def sweeps(cells: Sequence[Measured], knob: str) -> list[list[Measured]]:
     return [[by_value[value] for value in sorted(by_value)] for by_value in values if len(by_value) > 1]
 
 
-def sweep_of(cells: Sequence[Measured], knob: str) -> list[Measured]:
+def sweep_of(cells: Cells, knob: str) -> list[Measured]:
     """The longest sweep of mean-field with the paper's interaction; empty where the knob was not turned."""
     full = [c for c in cells if c.policy == "mean_field" and c.cell.policy.get("interaction", "jsd") == "jsd"]
     return max(sweeps(full, knob), key=len, default=[])
 
 
-def ablations(cells: Sequence[Measured]) -> list[dict[str, Measured]]:
-    """The variants of mean-field at one setting, after their baseline, wherever two variants or more are there."""
+def ablations(cells: Cells) -> list[dict[str, Measured]]:
+    """The variants of mean-field at one setting, after their baseline, where there are two variants or more."""
     found = []
     fields = [cell for cell in cells if cell.policy == "mean_field"]
     for same in groups(fields, lambda cell: identity(cell, "interaction", "iterations")):
@@ -93,7 +94,7 @@ def is_one_token_a_pass(cell: Measured) -> bool:
     return cell.policy in BASELINES and policy.get("tokens_per_pass", 1) == 1 and policy.get("passes") is None
 
 
-def baseline_of(cell: Measured, cells: Sequence[Measured]) -> Measured | None:
+def baseline_of(cell: Measured, cells: Cells) -> Measured | None:
     """The cell that answers the same questions at the same length with one token a pass.
 
     Among several: one of the same run, and there of the same device, dtype and batch size; then the one with the same
@@ -128,7 +129,7 @@ def paired(cell: Measured, baseline: Measured | None) -> Paired | None:
     """The exact test against the baseline on shared items; None where scores are not right or wrong."""
     if baseline is None or cell is baseline or cell.cell.headline != baseline.cell.headline:
         return None
-    at, base_at = common_items([cell, baseline])
-    ours, theirs = cell.columns["correct"][at], baseline.columns["correct"][base_at]
+    ids = common_items([cell, baseline])
+    ours, theirs = cell.of_items("correct", ids), baseline.of_items("correct", ids)
     exact = len(ours) and np.isin([ours, theirs], (0.0, 1.0)).all()
     return statistics.mcnemar(ours, theirs) if exact else None

@@ -1,4 +1,4 @@
-"""Names of rows: the policy, with whatever differs from how it was published. A table must not hide that."""
+"""Names of rows: the policy, with everything that differs from how it was published. A table must not hide that."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from unmask.settings import Settings
 def changes(cell: Measured, *known: str) -> dict[str, Any]:
     """The parameters and settings that differ from the preset of that policy for that model and task.
 
-    The `known` ones are left out, as are those with titles or columns of their own. A policy that is not installed
-    here has no preset: all of its parameters count.
+    The `known` ones are left out, and the length and the block, which titles and columns show. A policy that is not
+    installed here has no preset: all of its parameters count.
     """
     usual = _usual(cell.policy, f"{cell.cell.family}/{cell.cell.model}", cell.cell.task)
     own = {key: value for key, value in _parameters(cell).items() if key not in ("max_tokens", *known)}
@@ -28,22 +28,21 @@ def changes(cell: Measured, *known: str) -> dict[str, Any]:
 
 
 def with_parameters(name: str, shown: dict[str, Any]) -> str:
-    """A name with what is to be said of it, e.g. 'mean_field (threshold=0.5)'."""
+    """A name and its parameters, e.g. 'mean_field (threshold=0.5)'."""
     return f"{name} ({', '.join(f'{key}={value}' for key, value in shown.items())})" if shown else name
 
 
 def labels(cells: Sequence[Measured], *, block: bool = False) -> dict[Measured, str]:
     """A name for every cell: the policy, its changes, and what tells it from the other cells of that model and task.
 
-    With `block`, the block size counts: for a table with neither a title nor a column for it.
+    With `block`, the block size counts too: for a table with neither a title nor a column for it.
     """
     found = {}
     for cell in cells:
-        asked = cell.cell
+        asked, own, changed = cell.cell, _parameters(cell, block=block), changes(cell)
         beside = [c for c in cells if (c.cell.model, c.cell.task, c.policy) == (asked.model, asked.task, cell.policy)]
-        others, changed = [_parameters(other, block=block) for other in beside], changes(cell)
-        own = _parameters(cell, block=block).items()
-        shown = {k: v for k, v in own if k in changed or any(other.get(k) != v for other in others)}
+        others = [_parameters(other, block=block) for other in beside]
+        shown = {k: v for k, v in own.items() if k in changed or any(other.get(k) != v for other in others)}
         if any(other is not cell and other.cell == asked for other in beside):
             shown["run"] = cell.run
         found[cell] = with_parameters(cell.policy, shown)

@@ -1,4 +1,4 @@
-"""A cell's result as numbers: rates and ratios of sums with their intervals, over its own items or those of several.
+"""A cell's result as numbers: rates and ratios of sums with their intervals, over the items of one cell or of several.
 
 TPS is a ratio of sums, all tokens over all seconds, as the public wrappers print it; never a mean of ratios.
 """
@@ -6,17 +6,17 @@ TPS is a ratio of sums, all tokens over all seconds, as the public wrappers prin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
 
 from unmask.errors import UnmaskError
-from unmask.evals import statistics
 from unmask.evals.cell import Cell
-from unmask.evals.statistics import Estimate
 from unmask.evals.store import CellFolder
+from unmask.report import statistics
+from unmask.report.statistics import Estimate
 
 COUNTS = ("reference", "answer")  # the two ways to count tokens
 PARTS = ("model", "policy", "rest")  # of an item's seconds
@@ -29,19 +29,24 @@ Sums = dict[str, Any]  # name -> the sum over all items as measured, then the su
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
-    """One cell with its finished items: those both decoded and scored, in the order of their ids."""
+    """A cell with its finished items. An item is finished when it is decoded and scored; items are sorted by id."""
 
     run: str
     cell: Cell
-    about: dict[str, Any]
-    ids: tuple[int, ...]
-    complete: bool
-    columns: dict[str, Any]  # a number for each item: FIELDS, PARTS, 'seconds' and 'correct'
-    scores: dict[str, Any]
+    about: dict[str, Any] = field(default_factory=dict)
+    ids: tuple[int, ...] = ()
+    complete: bool = False
+    columns: dict[str, Any] = field(default_factory=dict)  # a number per item: FIELDS, PARTS, 'seconds' and 'correct'
+    scores: dict[str, Any] = field(default_factory=dict)  # a number per item
 
     @property
     def done(self) -> int:
         return len(self.ids)
+
+    @property
+    def items(self) -> int | str:
+        """The finished items, and of how many where some are missing."""
+        return self.done if self.complete else f"{self.done} of {self.cell.items or '?'}"
 
     @property
     def policy(self) -> str:
@@ -53,7 +58,7 @@ class Measured:
 
     @property
     def timed(self) -> bool:
-        """Whether its times mean anything: not where other work used the device meanwhile."""
+        """Whether the times mean anything: other work on the device spoils them."""
         return not self.about.get("shared")
 
     @property
@@ -62,13 +67,17 @@ class Measured:
         return self.cell.batch_size == 1
 
     @property
+    def device(self) -> str:
+        return str(self.about.get("device_name") or self.cell.device)
+
+    @property
     def speed_key(self) -> tuple[Any, ...]:
         """What must be equal for two speeds to be comparable."""
-        return self.cell.device, str(self.about.get("device_name")), self.cell.dtype, self.cell.batch_size
+        return self.cell.device, self.device, self.cell.dtype, self.cell.batch_size
 
-    @cached_property
-    def sums(self) -> Sums:
-        return _sums(self, slice(None))
+    def of_items(self, name: str, ids: Sequence[int]) -> Any:
+        """A column for these items only."""
+        return self.columns[name][np.searchsorted(self.ids, ids)]
 
     def accuracy(self, score: str | None = None) -> Estimate | None:
         """The mean score in percent: a Wilson interval where every score is right or wrong, else by resampling."""
@@ -94,24 +103,6 @@ class Measured:
             return None
         return estimate_of(lambda sums: sums[numerator] / sums[denominator], self, of_time=denominator == "seconds")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every number of the cell, as plain data."""
-
-        def plain(found: Estimate | None) -> dict[str, float | None] | None:
-            return found and found.to_dict()
-
-        numbers = {"run": self.run, "cell": self.cell.to_dict(), "done": self.done, "complete": self.complete}
-        numbers["device_name"] = self.about.get("device_name")
-        numbers["accuracy"] = {name: plain(self.accuracy(name)) for name in self.scores}
-        numbers["passes"] = plain(self.passes())
-        for count in COUNTS:
-            numbers[f"tokens_{count}"] = int(self.columns[count].sum())
-            numbers[f"tokens_per_second_{count}"] = plain(self.tokens_per_second(count))
-            numbers[f"tokens_per_pass_{count}"] = plain(self.tokens_per_pass(count))
-        numbers["shared"] = not self.timed
-        numbers["seconds"] = {part: float(self.columns[part].sum()) for part in PARTS} if self.timed else None
-        return numbers | {"truncated": int(self.columns["truncated"].sum())}
-
 
 def measured(run: str, folder: CellFolder) -> Measured:
     """The numbers of a cell's folder."""
@@ -123,25 +114,23 @@ def measured(run: str, folder: CellFolder) -> Measured:
         raise UnmaskError(f"{folder.folder} has items without the score {cell.headline!r} that its table shows")
     by_name = {name: np.array([scores[number][name] for number in ids], float) for name in names}
     columns: dict[str, Any] = {
-        name: np.array([getattr(item, field) for item in items], float) for name, field in FIELDS.items()
+        n: np.array([getattr(item, field) for item in items], float) for n, field in FIELDS.items()
     }
     columns |= {part: np.array([item.seconds.get(part, 0.0) for item in items], float) for part in PARTS}
     columns |= {"seconds": sum(columns[part] for part in PARTS), "correct": by_name[cell.headline]}
-    shared = {"about": folder.about, "ids": ids, "complete": folder.complete and len(ids) > 0}
-    return Measured(run=run, cell=cell, columns=columns, scores=by_name, **shared)
+    complete = folder.complete and len(ids) > 0
+    return Measured(run=run, cell=cell, about=folder.about, ids=ids, complete=complete, columns=columns, scores=by_name)
 
 
-def common_items(cells: Sequence[Measured]) -> list[Any]:
-    """For each cell the indices of the items that all of them have finished, in one order."""
-    common = sorted(set.intersection(*(set(cell.ids) for cell in cells)))
-    return [np.searchsorted(cell.ids, common) for cell in cells]
+def common_items(cells: Sequence[Measured]) -> tuple[int, ...]:
+    """The ids of the items that all of the cells have finished."""
+    return tuple(sorted(set.intersection(*(set(cell.ids) for cell in cells))))
 
 
 def common_sums(cells: Sequence[Measured]) -> list[Sums]:
-    """The sums of each cell over the items that all of them have finished, drawn alike; empty where there are none."""
-    if all(cell.ids == cells[0].ids for cell in cells):
-        return [cell.sums for cell in cells if cell.done]
-    return [_sums(cell, at) for cell, at in zip(cells, common_items(cells), strict=True) if len(at)]
+    """The sums of each cell over the items that all have finished, drawn alike. Empty where they share no item."""
+    ids = common_items(cells)
+    return [_sums(cell, ids) for cell in cells] if ids else []
 
 
 def estimate_of(statistic: Callable[..., Any], *cells: Measured, of_time: bool = False) -> Estimate | None:
@@ -162,6 +151,7 @@ def value_of(cell: Measured, knob: str) -> float | int:
     return cell.cell.policy[knob] if knob in cell.cell.policy else cell.cell.settings[knob]
 
 
-def _sums(cell: Measured, at: Any) -> Sums:
-    table = np.column_stack([cell.columns[name][at] for name in SUMMED])
+@lru_cache(maxsize=1024)
+def _sums(cell: Measured, ids: tuple[int, ...]) -> Sums:
+    table = np.column_stack([cell.of_items(name, ids) for name in SUMMED])
     return dict(zip(SUMMED, statistics.sums(table).T, strict=True)) | {"items": float(len(table))}

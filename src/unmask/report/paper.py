@@ -5,10 +5,9 @@ Where the paper does not state a setting, the preset is taken for it; see `unmas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -18,8 +17,7 @@ from unmask.report.measured import Measured
 SETTINGS = {"max_tokens": 256, "block_size": 32, "temperature": 0.0, "top_p": 1.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
+class Printed(NamedTuple):
     """What the paper prints for one cell; None where it prints nothing."""
 
     accuracy: float
@@ -36,7 +34,7 @@ class Printed:
 
 def main(cell: Measured) -> Printed | None:
     """The entry of the main table for that checkpoint, policy and benchmark."""
-    # The paper's name of a checkpoint, whichever way its letters are written.
+    # The name of a checkpoint may be written in other letters than the paper's.
     tasks = next((rows for name, rows in values()["main"].items() if name.lower() == cell.model.lower()), {})
     row = tasks.get(cell.policy, {}).get(cell.cell.task)
     return Printed(*row, None, tasks["entropy"][cell.cell.task][1]) if row and _is_preset(cell) else None
@@ -60,8 +58,8 @@ def study(kind: str, cell: Measured, knob: str | None = None) -> Printed | None:
 
 def _is_preset(cell: Measured) -> bool:
     """Whether policy and settings are as published for that checkpoint and task."""
-    name, model, task = cell.policy, cell.model, cell.cell.task
-    return _ran(cell, policies.preset(name, model, task), policies.preset_settings(name, model, task))
+    asked = cell.policy, cell.model, cell.cell.task
+    return _ran(cell, policies.preset(*asked), policies.preset_settings(*asked))
 
 
 def _ran(cell: Measured, policy: Any, settings: dict[str, Any]) -> bool:
@@ -72,5 +70,5 @@ def _ran(cell: Measured, policy: Any, settings: dict[str, Any]) -> bool:
 
 @cache
 def values() -> dict[str, Any]:
-    """All that the paper prints, as the file beside this one holds it."""
+    """All that the paper prints, from the file beside this one."""
     return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))

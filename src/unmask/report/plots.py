@@ -5,48 +5,60 @@ The same numbers give the same file, byte for byte: no dates, no random ids, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnmaskError
-from unmask.evals.statistics import Estimate
-from unmask.report.compare import baseline_of, groups, questions, sweep_of, sweeps
+from unmask.report.compare import Cells, baseline_of, groups, questions, sweep_of, sweeps
 from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, value_of
+from unmask.report.statistics import Estimate
 from unmask.report.studies import STUDIES, curves, file_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Look = tuple[str, Any, str]  # colour, marker, line
-Lines = list[tuple[str, Sequence[Measured]]]  # the label and the cells of each line
-
 FILES = ("png", "svg")
 FIGURES = dict.fromkeys(("main", "curves"), "accuracy against forward passes")  # kind of study -> title
 FIGURES |= {"blocks": "block size", "sensitivity": "sensitivity of mean-field"}
-NFE, ACCURACY = "forward passes per item (NFE)", "accuracy (%)"
-KNOBS = {"threshold": "threshold τ", "iterations": "updates R", "block_size": "block size (tokens), log scale"}
+KNOBS = {"threshold": "threshold τ", "iterations": "updates R", "block_size": "block size (tokens)"}
+AXES = KNOBS | {"passes": "forward passes per item (NFE)", "accuracy": "accuracy (%)"}
 CLOSE, FAST = 12, 2.2  # the close-up: points of accuracy below the best, and passes over the fewest
 
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = {"mean_field": "o", "threshold": "s", "factor": "D", "eb": "^", "klass": "v", "local_leap": "P", "dawn": "X"}
-STYLES: dict[str, Look] = {p: (c, m, "-") for (p, m), c in zip(MARKERS.items(), COLOURS, strict=True)}
-# The colours come back with another marker and another line.
-STYLES |= {"dapd": (COLOURS[2], "<", "--"), "wino": (COLOURS[3], ">", "--"), "fixed": ("#666666", "*", "--")}
-STYLES |= {"entropy": (COLOURS[1], "p", "--"), "margin": (COLOURS[4], "h", "--"), "random": (COLOURS[5], "d", "--")}
-# A policy that is not known here, or a second line of one that is: colours and markers that nothing above has.
-# The markers are stars: (points, 1, degrees by which it is turned).
-STARS = {"#882255": (4, 1, 0), "#332288": (6, 1, 0), "#999933": (4, 1, 45), "#661100": (8, 1, 0)}
-OTHERS = [(colour, star, dash) for dash in (":", "-.") for colour, star in STARS.items()]
-SIZES = {"*": 9, "P": 7, "X": 7} | dict.fromkeys(STARS.values(), 9)  # of markers that look small
+# Policy -> colour, marker, line. Where the colours come back, the lines are dashed.
+COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+SOLID = zip(("threshold", "factor", "eb", "klass", "local_leap", "dawn"), COLOURS, "sD^vPX", strict=True)
+DASHED = zip(("dapd", "wino", "fixed", "entropy", "margin", "random"), COLOURS, "<>*phd", strict=True)
+LOOKS = {"mean_field": ("#D55E00", "o", "-")}
+LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
+OTHER = "#882255"  # a policy that is not known here, or a second line of one that is; its marker is a number
+SIZES = {"*": 9, "P": 7, "X": 7, "$": 8}  # of markers that look small
 
-LOOK: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
-LOOK |= {"lines.linewidth": 1.3, "lines.markeredgecolor": "white", "lines.markeredgewidth": 0.4}
-LOOK |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask"}
-LOOK |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+STYLE: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
+STYLE |= {"lines.linewidth": 1.3, "lines.markeredgewidth": 0.4}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask"}
+STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+
+
+Lines = Sequence[tuple[str, Cells]]  # the label and the cells of each line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """What one panel of a figure shows: a value over another, a line a policy."""
+
+    lines: Lines
+    x: str = "passes"  # x and y are names of AXES
+    y: str = "accuracy"
+    log: bool = False
+    title: str = ""
+    setting: dict[str, Any] = field(default_factory=dict)  # named beside the x axis
+    limits: dict[str, Any] = field(default_factory=dict)
+    baseline: Measured | None = None  # whose accuracy is a level to compare with
 
 
 def check_installed() -> None:
@@ -57,14 +69,14 @@ def check_installed() -> None:
         raise UnmaskError("figures need matplotlib: pip install 'unmask[plot]'") from error
 
 
-def draw(kind: str, cells: Sequence[Measured], folder: Path, formats: Sequence[str]) -> list[Path]:
+def draw(kind: str, cells: Cells, folder: Path, formats: Sequence[str]) -> list[Path]:
     """The figures of one kind of study, one for each model and task, as files in the folder."""
     import matplotlib
 
     written: list[Path] = []
     for same in groups(STUDIES[kind].choose(cells), questions):
         done = [cell for cell in same if cell.complete]
-        with matplotlib.rc_context(LOOK):
+        with matplotlib.rc_context(STYLE):
             if (found := figure(kind, done)) is None:
                 continue
             title = f"{done[0].model}, {done[0].cell.task}: {FIGURES[kind]} ({done[0].done:,} items, 95 % intervals)"
@@ -79,115 +91,101 @@ def draw(kind: str, cells: Sequence[Measured], folder: Path, formats: Sequence[s
     return written
 
 
-def figure(kind: str, cells: Sequence[Measured]) -> Figure | None:
-    """The figure of the finished cells of one task, a line a policy; None where there is nothing to draw."""
+def figure(kind: str, cells: Cells) -> Figure | None:
+    """The figure of the finished cells of one task; None where there is nothing to draw."""
+    from matplotlib.figure import Figure
+
+    grid = _grid(kind, cells)
+    if not grid:
+        return None
+    found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), 3.4 * len(grid) + 0.8), layout="constrained")
+    # All knobs on one scale: what hardly matters must look like it.
+    axes = found.subplots(len(grid), len(grid[0]), squeeze=False, sharey="col")
+    drawn = {}
+    for one, panel in zip(axes.flat, chain.from_iterable(grid), strict=True):
+        drawn |= _draw(one, panel)
+    found.legend(drawn.values(), drawn.keys(), loc="outside right center")
+    return found
+
+
+def _grid(kind: str, cells: Cells) -> list[list[Panel]]:
+    """The panels of a figure, row by row."""
     if kind == "main":
-        return _over_passes([(label, [cell]) for cell, label in labels(cells).items() if cell.passes()], close_up=False)
+        lines = [(label, [cell]) for cell, label in labels(cells).items() if cell.passes()]
+        return [[Panel(lines=lines, log=True)]] if lines else []
     if kind == "curves":
-        return _over_passes([(curve.name, curve.cells) for curve in curves(cells)], close_up=True)
+        lines = [(curve.name, curve.cells) for curve in curves(cells)]
+        return [[Panel(lines=lines, log=True, title="all settings"), _close_up(lines)]] if lines else []
     if kind == "blocks":
         turned = sweeps(cells, "block_size")
         names = labels([sweep[0] for sweep in turned])
-        return _over_knobs({"block_size": [(names[sweep[0]], sweep) for sweep in turned]} if turned else {}, ())
-    sweep = {knob: sweep_of(cells, knob) for knob in ("threshold", "iterations")}
-    return _over_knobs({knob: [("mean_field", found)] for knob, found in sweep.items() if found}, cells)
+        panel = Panel(lines=[(names[sweep[0]], sweep) for sweep in turned], x="block_size", log=True)
+        return [[panel, replace(panel, y="passes")]] if turned else []
+    found = []
+    for knob in ("threshold", "iterations"):
+        if sweep := sweep_of(cells, knob):
+            panel = Panel(lines=[("mean_field", sweep)], x=knob, setting=changes(sweep[0], knob))
+            found.append([replace(panel, baseline=baseline_of(sweep[0], cells)), replace(panel, y="passes")])
+    return found
 
 
-def _over_passes(lines: Lines, *, close_up: bool) -> Figure | None:
-    """Accuracy over passes; with a close-up, all points on the left and the fastest of the best on the right."""
-    if not lines:
-        return None
-    found, (whole, *near) = _panels(1, 1 + close_up, *((4.4, 4.4) if close_up else (3.6, 5.6)))
-    points = [(float(c.columns["passes"].mean()), _accuracy(c)) for _, cells in lines for c in cells]
-    low, high = min(passes for passes, _ in points) / 1.2, max(passes for passes, _ in points) * 1.2
-    drawn = _lines(whole, lines, Measured.passes, Measured.accuracy)
-    whole.set(xscale="log", xlim=(low, high), xlabel=f"{NFE}, log scale", ylabel=ACCURACY)
-    # Powers of two, or closer if these are too few.
-    steps = (1, 1.25, 1.5, 1.75) if high < 4 * low else (1,)
-    _ticks(whole, [tick for power in range(12) for step in steps if low <= (tick := 2**power * step) <= high])
-    for panel in near:
-        _lines(panel, lines, Measured.passes, Measured.accuracy)
-        floor = max(accuracy for _, accuracy in points) - CLOSE
-        good = [passes for passes, accuracy in points if accuracy >= floor]
-        right = max(passes for passes in good if passes <= FAST * min(good))
-        panel.set(xlim=(min(good) * 0.93, right * 1.07), ylim=(floor, min(100.5, floor + CLOSE + 2)))
-        panel.set(xlabel=NFE, ylabel=ACCURACY)
-        whole.set_title("all settings", loc="left")
-        panel.set_title(f"the fastest within {CLOSE} points of the best", loc="left")
-    return _with_legend(found, drawn)
+def _close_up(lines: Lines) -> Panel:
+    """The fastest of the best."""
+    points = [[_value(cell, name).value for name in ("passes", "accuracy")] for _, cells in lines for cell in cells]
+    floor = max(accuracy for _, accuracy in points) - CLOSE
+    good = [passes for passes, accuracy in points if accuracy >= floor]
+    right = max(passes for passes in good if passes <= FAST * min(good))
+    limits = {"xlim": (min(good) * 0.93, right * 1.07), "ylim": (floor, min(100.5, floor + CLOSE + 2))}
+    return Panel(lines=lines, title=f"the fastest within {CLOSE} points of the best", limits=limits)
 
 
-def _over_knobs(turned: dict[str, Lines], pool: Sequence[Measured]) -> Figure | None:
-    """Accuracy and passes over the values of each knob; the baseline is looked for in the pool."""
-    if not turned:
-        return None
-    # All knobs on one scale: what hardly matters must look like it.
-    found, panels = _panels(len(turned), 2, 3.2, 4.4, sharey="col")
-    drawn: dict[str, Any] = {}
-    for left, right, (knob, lines) in zip(panels[::2], panels[1::2], turned.items(), strict=True):
-        # A little beside each other, so that equal values do not hide one another.
-        shifts = {c: 1.025 ** (at - (len(lines) - 1) / 2) for at, (_, cells) in enumerate(lines) for c in cells}
-        positions = {cell: Estimate(value=value_of(cell, knob) * shift) for cell, shift in shifts.items()}
-        first = lines[0][1][0]
-        for panel, name, value in ((left, ACCURACY, Measured.accuracy), (right, NFE, Measured.passes)):
-            drawn |= _lines(panel, lines, positions.get, value)
-            panel.set(xscale="log" if knob == "block_size" else "linear", ylabel=name)
-            panel.set_xlabel(with_parameters(KNOBS[knob], changes(first, knob) if pool else {}))
-            _ticks(panel, sorted({value_of(cell, knob) for cell in positions}))
-        right.set_ylim(bottom=0)
-        if baseline := baseline_of(first, pool):
-            line = left.axhline(_accuracy(baseline), color="#666666", linestyle=":", linewidth=1.4, zorder=1)
-            drawn[f"{baseline.policy},\none token a pass"] = line
-    return _with_legend(found, drawn)
+def _value(cell: Measured, name: str) -> Estimate:
+    """A value of a finished cell, by the name of its axis."""
+    found = Estimate(value=float(value_of(cell, name))) if name in KNOBS else getattr(cell, name)()
+    return found or Estimate(value=0.0)
 
 
-def _panels(rows: int, columns: int, height: float, width: float, **shared: Any) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    found = Figure(figsize=(width * columns + 1.4, height * rows + 0.3), layout="constrained")
-    return found, list(found.subplots(rows, columns, squeeze=False, **shared).flat)
-
-
-def _lines(panel: Axes, lines: Lines, x: Callable[[Measured], Any], y: Callable[[Measured], Any]) -> dict[str, Any]:
+def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
     """Every line's points, joined, with bars for the intervals. A line looks as its policy always does, if it can."""
+    from matplotlib.ticker import LogLocator
+
     drawn: dict[str, Any] = {}
-    free, taken = cycle(OTHERS), set()
-    for name, cells in lines:
-        own = STYLES.get(cells[0].policy)
-        colour, marker, dash = look = next(free) if own is None or own in taken else own
+    numbers, taken, places = count(1), set(), set[float]()
+    for at, (name, cells) in enumerate(panel.lines):
+        look = LOOKS.get(cells[0].policy)
+        colour, marker, dash = look = (OTHER, f"${next(numbers)}$", ":") if look is None or look in taken else look
         taken.add(look)
-        points = [(a, b) for cell in cells if (a := x(cell)) is not None and (b := y(cell)) is not None]
-        (at, x_bars), (value, y_bars) = (_with_bars(axis) for axis in zip(*points, strict=True))
-        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": SIZES.get(marker, 5.5)}
-        style |= {"linestyle": dash if len(points) > 1 else "none", "ecolor": (colour, 0.4), "elinewidth": 0.8}
+        x, y = ([_value(cell, axis) for cell in cells] for axis in (panel.x, panel.y))
+        places |= {one.value for one in x}
+        # Lines over a knob stand a little beside each other, so that equal values do not hide one another.
+        shift = 1.025 ** (at - (len(panel.lines) - 1) / 2) if panel.x in KNOBS else 1.0
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5)}
+        style["markeredgecolor"] = colour if look[0] == OTHER else "white"  # a number would be eaten by white
+        style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4), "elinewidth": 0.8}
         # On top: the policy that the package is about.
-        style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3}
-        drawn[name], *_ = panel.errorbar(at, value, xerr=x_bars, yerr=y_bars, **style)
+        style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3, "xerr": _bars(x), "yerr": _bars(y)}
+        drawn[name], *_ = axes.errorbar([one.value * shift for one in x], [one.value for one in y], **style)
+    label = with_parameters(AXES[panel.x], panel.setting) + ", log scale" * panel.log
+    axes.set(xscale="log" if panel.log else "linear", xlabel=label, ylabel=AXES[panel.y], **panel.limits)
+    axes.set_title(panel.title, loc="left")
+    if panel.y == "passes":
+        axes.set_ylim(bottom=0)
+    if panel.x in KNOBS:
+        axes.set_xticks(sorted(places))
+    elif panel.log:
+        # Powers of two, or closer if these are too few.
+        subs = (1, 1.25, 1.5, 1.75) if max(places) < 3 * min(places) else (1,)
+        axes.xaxis.set_major_locator(LogLocator(base=2, subs=subs))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    if panel.baseline:
+        level = _value(panel.baseline, "accuracy").value
+        line = axes.axhline(level, color="#666666", linestyle=":", linewidth=1.4, zorder=1)
+        drawn[f"{panel.baseline.policy},\none token a pass"] = line
     return drawn
 
 
-def _with_bars(estimates: Sequence[Estimate]) -> tuple[list[float], list[list[float]]]:
-    """The values, and how far each interval reaches below and above."""
-    ends = [(found.value, *(found.interval or (found.value, found.value))) for found in estimates]
-    below, above = (
-        [max(0.0, value - low) for value, low, _ in ends],
-        [max(0.0, high - value) for value, _, high in ends],
-    )
-    return [found.value for found in estimates], [below, above]
-
-
-def _ticks(panel: Axes, ticks: Sequence[float | int]) -> None:
-    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    panel.minorticks_off()
-
-
-def _accuracy(cell: Measured) -> float:
-    return float(100 * cell.columns["correct"].mean())
-
-
-def _with_legend(found: Figure, drawn: dict[str, Any]) -> Figure:
-    """Outside the panels, where it hides nothing."""
-    order = {name: at for at, name in enumerate(STYLES)}
-    names = sorted(drawn, key=lambda name: order.get(name.split(" ")[0], len(order)))
-    found.legend([drawn[name] for name in names], names, loc="outside right center")
-    return found
+def _bars(found: Sequence[Estimate]) -> list[list[float]]:
+    """How far each interval reaches below and above its value."""
+    ends = [(one.value, *(one.interval or (one.value, one.value))) for one in found]
+    return [[max(0.0, value - low) for value, low, _ in ends], [max(0.0, high - value) for value, _, high in ends]]

@@ -12,7 +12,7 @@ from unmask.errors import UnknownName, UnmaskError
 from unmask.evals.cell import TABLES
 from unmask.evals.store import cells_of
 from unmask.report.measured import Measured, measured
-from unmask.report.table import Column, Table, words
+from unmask.report.table import Column, Row, Table
 
 # The order of rows: one token a pass, then rules by their age, ours last as in the paper. Others follow by name.
 POLICIES = ("entropy", "fixed", "margin", "random", "threshold", "factor", "eb")
@@ -81,20 +81,24 @@ def runs_table(runs: Sequence[Run]) -> Table:
     """Where the numbers come from; what all runs have in common is said once, below."""
     rows = [_row(run) for run in runs]
     common = [key for key in ("device", "versions") if len({row[key] for row in rows}) == 1]
-    columns = [Column(key, key, words=True) for key in rows[0] if key not in common and any(row[key] for row in rows)]
+    columns = [Column(key, key) for key in rows[0] if key not in common and any(row[key] for row in rows)]
     notes = [f"{key.capitalize()}: {rows[0][key]}." for key in common]
-    entries = [{key: words(value) for key, value in row.items()} for row in rows]
-    return Table(name="runs", title="Runs", columns=columns, rows=entries, notes=notes)
+    return Table(name="runs", title="Runs", columns=columns, rows=rows, notes=notes)
 
 
-def _row(run: Run) -> dict[str, str]:
+def _row(run: Run) -> Row:
     taken = [cell.about["taken_from"] for cell in run.cells if "taken_from" in cell.about]
     unfinished = sum(not cell.complete for cell in run.cells)
     remarks = ["device shared with other work"] if not all(cell.timed for cell in run.cells) else []
     remarks += [f"{len(taken)} of them measured in {', '.join(sorted(set(taken)))}"] if taken else []
     remarks += [f"{unfinished} not finished"] if unfinished else []
-    devices = dict.fromkeys(str(cell.about.get("device_name") or cell.cell.device) for cell in run.cells)
     versions = {name: text for cell in run.cells for name, text in cell.about.get("versions", {}).items()}
-    row = {"run": run.name, "title": run.title or "", "cells": str(len(run.cells)), "remarks": "; ".join(remarks)}
-    row |= {"device": ", ".join(devices), "versions": ", ".join(f"{name} {text}" for name, text in versions.items())}
-    return row | {"command": run.command}
+    return {
+        "run": run.name,
+        "title": run.title,
+        "cells": len(run.cells),
+        "remarks": "; ".join(remarks),
+        "device": ", ".join(dict.fromkeys(cell.device for cell in run.cells)),
+        "versions": ", ".join(f"{name} {text}" for name, text in versions.items()),
+        "command": run.command,
+    }

@@ -10,16 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unmask.evals import statistics
-from unmask.evals.statistics import Estimate
-from unmask.report import compare, paper, tables
-from unmask.report.compare import baseline_of, groups, questions
+from unmask.report import compare, paper, statistics, tables
+from unmask.report.compare import Cells, baseline_of, groups, questions
 from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, common_sums, value_of
-from unmask.report.table import Column, Row, Table, estimate, mark_best, number, words
-from unmask.report.tables import Line, Sections, lines_table, weights_of
+from unmask.report.statistics import Estimate
+from unmask.report.table import Column, Row, Table, Value, number_of
+from unmask.report.tables import COMPARED, RESULTS, SPEED, Line, Sections, results_table, weights_of
 
-Cells = Sequence[Measured]
 Parts = dict[str, Sections]  # what the title of a table adds -> its lines
 
 SIGNS = {"threshold": "τ", "iterations": "R"}
@@ -33,7 +31,7 @@ AUP = (
 
 
 class Curve(NamedTuple):
-    """The finished cells of a policy on a task, slowest first; those too far below the slowest do not count."""
+    """The finished cells of a policy on a task, slowest first. A cell too far below the slowest does not count."""
 
     name: str  # the policy, with the changes that all cells share
     cells: Cells
@@ -42,68 +40,75 @@ class Curve(NamedTuple):
 
 
 def curves(cells: Cells) -> list[Curve]:
-    """The curves of all policies on one task. Several runs may hold parts of one curve, from whatever device."""
+    """The curves of all policies on one task. Several runs on several devices may hold parts of one curve."""
     done = [cell for cell in cells if cell.complete and cell.passes() is not None]
-    lines = [sorted(same, key=lambda c: -c.columns["passes"].mean()) for same in groups(done, lambda c: c.policy)]
-    sums = dict(zip(done, common_sums(done), strict=False))
-    if not sums:
-        return []
+    sums = dict(zip(done, common_sums(done), strict=False)) if done else {}
     speed = {cell: own["answer"] / own["passes"] for cell, own in sums.items()}
     accuracy = {cell: 100 * own["correct"] / own["items"] for cell, own in sums.items()}
     found = []
-    for line in lines:
+    for same in groups(sums, lambda cell: cell.policy):
+        line = sorted(same, key=lambda cell: -cell.columns["passes"].mean())
         points = [np.column_stack([values[cell] for cell in line]) for values in (speed, accuracy)]
         # Every resample is a table of its own, with its own best accuracy and its own points that do not count.
         area, kept = statistics.aup(*points, np.max(list(accuracy.values()), axis=0))
         dropped = [cell for cell, counts in zip(line, kept[0], strict=True) if not counts]
         first, *others = [changes(cell) for cell in line]
-        same = {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
-        found.append(Curve(with_parameters(line[0].policy, same), line, statistics.estimate(area), dropped))
+        common = {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
+        found.append(Curve(with_parameters(line[0].policy, common), line, statistics.estimate(area), dropped))
     return found
+
+
+def _overview(same: Cells) -> dict[Column, dict[str, Value]]:
+    """Accuracy and passes of every policy on one task, without intervals: column -> label -> value."""
+    task, names = same[0].cell.task, labels(same, block=True)
+    done = [cell for cell in same if cell.complete]
+    accuracy, passes = Column(f"{task}_accuracy", f"{task} %", 1), Column(f"{task}_passes", "NFE", 1)
+    return {
+        replace(accuracy, wanted="high"): {names[cell]: number_of(cell.accuracy()) for cell in done},
+        replace(passes, wanted="low"): {names[cell]: number_of(cell.passes()) for cell in done},
+    }
+
+
+def _areas(same: Cells) -> dict[Column, dict[str, Value]]:
+    """The AUP of every policy on one task."""
+    task = same[0].cell.task
+    return {Column(f"{task}_aup", task, 1, wanted="high"): {curve.name: curve.aup for curve in curves(same)}}
 
 
 def _pivots(kind: str, cells: Cells) -> list[Table]:
-    """For every model a table with columns for each task: of main studies a first look, of curves the AUP."""
+    """For every model a table with columns for each task: of main studies an overview, of curves the AUP."""
     found = []
     for of_model in groups(cells, lambda cell: cell.cell.model):
-        of_tasks = groups(of_model, lambda cell: cell.cell.task)
+        of_tasks, model = groups(of_model, lambda cell: cell.cell.task), of_model[0].model
         # Of a task that was run with several numbers of items, the table has the most.
         tasks = [max(groups(of_task, questions), key=lambda same: same[0].cell.items) for of_task in of_tasks]
-        columns, rows, notes = [tables.column_of("label")], dict[str, Row](), [AUP if kind == "curves" else FINISHED]
-        for same in tasks:
-            columns += _curve_columns(same, rows, notes) if kind == "curves" else _main_columns(same, rows)
-        named = [{"label": words(label)} | row for label, row in rows.items()]
+        name, title, notes, values_of = "overview", f"{model}: overview", [FINISHED], _overview
+        if kind == "curves":
+            name, title, notes, values_of = "aup", f"AUP, {model}", [AUP, *_unfinished(tasks)], _areas
+        elif len(tasks) == 1:
+            continue
+        columns, rows = [Column("label", "policy")], dict[str, Row]()
+        for column, values in chain.from_iterable(values_of(same).items() for same in tasks):
+            columns.append(column)
+            for label, value in values.items():
+                rows.setdefault(label, {"label": label})[column.key] = value
         fair = all(tables.may_be_best(cell) for same in tasks for cell in same if cell.complete)
-        marked, model = mark_best(columns, named, [fair] * len(rows)), of_model[0].model
-        name, title = ("aup", f"AUP, {model}") if kind == "curves" else ("overview", f"{model}: overview")
-        table = Table(name=file_name(f"{name}-{model}"), title=title, columns=columns, rows=marked, notes=notes)
-        found += [table] if kind == "curves" or len(tasks) > 1 else []
+        name, marked = file_name(f"{name}-{model}"), [fair] * len(rows)
+        found.append(Table(name=name, title=title, columns=columns, rows=[*rows.values()], notes=notes, fair=marked))
     return found
 
 
-def _main_columns(same: Cells, rows: dict[str, Row]) -> list[Column]:
-    """Accuracy and passes of every policy on a task, without intervals."""
-    task = same[0].cell.task
-    for cell, label in labels(same, block=True).items():
-        row, accuracy, passes = rows.setdefault(label, {}), cell.accuracy(), cell.passes()
-        if cell.complete:
-            row[f"{task}_accuracy"] = number(accuracy and accuracy.value)
-            row[f"{task}_passes"] = number(passes and passes.value)
-    return [Column(f"{task}_accuracy", f"{task} %", wanted="high"), Column(f"{task}_passes", "NFE", wanted="low")]
+def _unfinished(tasks: Sequence[Cells]) -> list[str]:
+    """A note on the cells of each task that are left out."""
+    notes = []
+    for same in tasks:
+        missing = [f"{label}, {cell.items} items" for cell, label in labels(same).items() if not cell.complete]
+        notes += [f"{same[0].cell.task}: left out, as not finished: {'; '.join(missing)}."] if missing else []
+    return notes
 
 
-def _curve_columns(same: Cells, rows: dict[str, Row], notes: list[str]) -> list[Column]:
-    task = same[0].cell.task
-    for curve in curves(same):
-        rows.setdefault(curve.name, {})[f"{task}_aup"] = estimate(curve.aup)
-    left_out = {label: cell for cell, label in labels(same).items() if not cell.complete}
-    items = [f"{label}, {cell.done} of {cell.cell.items or '?'} items" for label, cell in left_out.items()]
-    notes += [f"{task}: left out, as not finished: {'; '.join(items)}."] if items else []
-    return [Column(f"{task}_aup", task, wanted="high")]
-
-
-def _line(label: str, cell: Measured, pool: Cells, printed: paper.Printed | None = None) -> Line:
-    return Line(label=label, cell=cell, baseline=baseline_of(cell, pool), printed=printed)
+def _line(label: str, cell: Measured, pool: Cells, printed: paper.Printed | None = None, **more: Any) -> Line:
+    return Line(label=label, cell=cell, baseline=baseline_of(cell, pool), paper=printed, **more)
 
 
 def _rows(same: Cells, pool: Cells) -> Parts:
@@ -129,7 +134,7 @@ def _ablation(same: Cells, pool: Cells) -> Parts:
 def _sensitivity(same: Cells, pool: Cells) -> Parts:
     """Mean-field as its threshold and its number of updates are turned, one at a time."""
     turned = {knob: compare.sweep_of(same, knob) for knob in SIGNS}
-    first = next((sweep[0] for sweep in turned.values() if sweep), None)
+    first = next(chain.from_iterable(turned.values()), None)
     baseline = first and baseline_of(first, pool)
     sections = [[_variant(compare.BASELINE, baseline, pool, "sensitivity")]] if baseline else []
     for knob, sweep in turned.items():
@@ -142,8 +147,7 @@ def _blocks(same: Cells, pool: Cells) -> Parts:
     """Every policy that was run with more than one block size, each size beside the baseline of its own."""
 
     def line(label: str, cell: Measured) -> Line:
-        near = [other for other in pool if value_of(other, "block_size") == value_of(cell, "block_size")]
-        return _line(label, cell, near)
+        return _line(label, cell, [c for c in pool if value_of(c, "block_size") == value_of(cell, "block_size")])
 
     names = labels(same)
     return {"": [[line(names[cell], cell) for cell in sweep] for sweep in compare.sweeps(same, "block_size")]}
@@ -152,11 +156,8 @@ def _blocks(same: Cells, pool: Cells) -> Parts:
 def _curves(same: Cells, pool: Cells) -> Parts:
     """Every policy as its knob is turned, slowest first."""
     found = curves(same)
-    cells = [cell for curve in found for cell in curve.cells]
-    lines = {cell: _line(label, cell, pool) for cell, label in labels(cells).items()}
-    for cell in (cell for curve in found for cell in curve.dropped):
-        lines[cell].extra["aup"] = words("left out")
-    return {"": [[lines[cell] for cell in curve.cells] for curve in found]}
+    names = labels([cell for curve in found for cell in curve.cells])
+    return {"": [[_line(names[c], c, pool, left_out=c in curve.dropped) for c in curve.cells] for curve in found]}
 
 
 def _lengths(same: Cells, pool: Cells) -> Parts:
@@ -175,33 +176,21 @@ def _weights(same: Cells, pool: Cells) -> Parts:
     return {"": [[Line(cell=cell, baseline=b) for cell in of_task] for of_task, b in zip(tasks, plain, strict=True)]}
 
 
-def _duels(name: str, title: str, sections: Sections) -> list[Table]:
-    """Mean-field against every other row on the same items; nothing where it is not there exactly once."""
-    done = [line for line in chain.from_iterable(sections) if line.cell.complete]
-    own = [line for line in done if line.cell.policy == "mean_field"]
-    duels = [replace(line, cell=own[0].cell, baseline=line.cell) for line in done if len(own) == 1 and line not in own]
-    tests = [(duel, test.p) for duel in duels if (test := compare.paired(duel.cell, duel.baseline)) is not None]
-    corrected = statistics.holm([p for _, p in tests])
-    lines = [
-        replace(duel, extra={"p_corrected": tables.p_value(p)}) for (duel, _), p in zip(tests, corrected, strict=True)
-    ]
-    if not lines:
-        return []
-    table = lines_table(f"{name}-duels", f"{title}: {own[0].label} against each", tables.DUELS, [lines])
-    first, *others = table.columns
-    return [replace(table, columns=[replace(first, title=f"{own[0].label} against"), *others])]
-
-
 def _task(cell: Measured) -> tuple[Any, str, str]:
     """What the cells of a table share; for its file name; for its title."""
     return questions(cell), f"{cell.model}-{cell.cell.task}", f"{cell.model}, {cell.cell.task}"
 
 
 def _policy(cell: Measured) -> tuple[Any, str, str]:
-    """The same for a table of all tasks, whatever the format of the weights."""
+    """The same for a table of all tasks and all formats of the weights."""
     model = cell.cell.model.removesuffix(f"+{weights_of(cell)}").rstrip("/")
     short = model.rsplit("/", 1)[-1]
     return model, f"{short}-{cell.policy}", f"{short}, {with_parameters(cell.policy, changes(cell))}"
+
+
+def _on_any_device(cells: Cells) -> list[Measured]:
+    """Each question once: neither answers nor passes are meant to depend on the device."""
+    return compare.unique(cells, "device", "dtype", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -210,24 +199,21 @@ class Study:
 
     title: str
     parts: Callable[[Cells, Cells], Parts]  # of a group; the baselines are among all cells
-    keys: Sequence[str] = tables.RESULTS
+    keys: set[str]  # of the columns
     baseline: str | None = None  # other than one token a pass
     choose: Callable[[Cells], list[Measured]] = compare.unique
     subject: Callable[[Measured], tuple[Any, str, str]] = _task
 
 
 STUDIES = {
-    "main": Study("", _rows, choose=compare.without_copies),
-    "ablation": Study("Ablation", _ablation),
-    "sensitivity": Study("Sensitivity of mean-field", _sensitivity),
-    "blocks": Study("Block size", _blocks),
-    # Neither answers nor passes are meant to depend on the device: each question counts once.
-    "curves": Study(
-        "Accuracy and passes", _curves, choose=lambda c: compare.unique(c, "device", "dtype", "batch_size")
-    ),
-    "lengths": Study("Response length", _lengths, tables.COMPARED, "the shortest of the task", subject=_policy),
-    "speed": Study("Speed", _rows, tables.SPEED),
-    "weights": Study("Weights in 8 bits", _weights, tables.COMPARED, "the weights as they were", subject=_policy),
+    "main": Study("", _rows, RESULTS, choose=compare.without_copies),
+    "ablation": Study("Ablation", _ablation, RESULTS),
+    "sensitivity": Study("Sensitivity of mean-field", _sensitivity, RESULTS),
+    "blocks": Study("Block size", _blocks, RESULTS),
+    "curves": Study("Accuracy and passes", _curves, RESULTS, choose=_on_any_device),
+    "lengths": Study("Response length", _lengths, COMPARED, "the shortest of the task", subject=_policy),
+    "speed": Study("Speed", _rows, SPEED),
+    "weights": Study("Weights in 8 bits", _weights, COMPARED, "the weights as they were", subject=_policy),
 }
 
 
@@ -242,13 +228,15 @@ def tables_of(kind: str, cells: Cells) -> list[Table]:
             if any(sections):
                 name = file_name(f"{kind}-{subject}", [table.name for table in found])
                 title = ", ".join(part for part in (study.title, about + addition) if part)
-                found.append(tables.results_table(name, title, study.keys, sections, study.baseline))
-                if study.subject is _task:
-                    found.append(
-                        lines_table(f"{name}-details", f"{title}: details", tables.DETAILS, sections, details=True)
-                    )
-                found += _duels(name, title, sections) if kind == "main" else []
+                found.append(results_table(name, title, study.keys, sections, study.baseline))
+                found += tables.duels(name, title, sections[0]) if kind == "main" else []
     return found
+
+
+def cells_table(title: str, keys: set[str], cells: Cells) -> Table:
+    """A row for each cell, without a study."""
+    lines = [Line(label=label, cell=cell) for cell, label in labels(cells).items()]
+    return results_table(title.lower(), title, keys, [lines])
 
 
 def file_name(text: str, taken: Sequence[str] = ()) -> str:

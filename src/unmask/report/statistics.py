@@ -1,7 +1,7 @@
-"""How sure a number is: intervals for rates and for ratios of sums, a paired test, and the area under a curve (AUP).
+"""How sure a number is: intervals of rates and of ratios of sums, a paired test, and the area under a curve (AUP).
 
-An interval is a pair (low, high) that holds 95 %. Resampling draws items with replacement, from a fixed seed, so that a
-report made twice is the same report. Knows numbers only: nothing of cells or files.
+An interval is a pair (low, high) that holds 95 %. Resampling draws items with replacement from a fixed seed: a report
+made twice is the same. The functions take numbers; they know neither cells nor files.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
-Interval = tuple[float, float]
-
 RESAMPLES = 2000
 SEED = 0
-_Z = 1.959963984540054  # two-sided 95 % of the normal distribution
-
+Z = 1.959963984540054  # two-sided 95 % of the normal distribution
 AUP_STEEPNESS = 3.0
 AUP_TOLERANCE = 5.0  # points of accuracy that a faster setting may lose against the slowest
 
@@ -30,11 +27,11 @@ class Estimate:
     """A number and its 95 % interval; None where there is no interval (a count, a single item)."""
 
     value: float
-    interval: Interval | None = None
+    interval: tuple[float, float] | None = None
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether the interval leaves out zero; a value of zero on every item is no chance either."""
+        """Whether the interval leaves out zero. A value of zero on every item is no chance either."""
         low, high = self.interval or (-1.0, 1.0)
         return low > 0 or high < 0 or low == high == self.value
 
@@ -43,29 +40,29 @@ class Estimate:
         return {"value": self.value, "low": low, "high": high}
 
 
-def wilson(successes: float | int, n: int) -> Interval:
-    """The interval of a rate, as fractions of one; without items, a rate may be anything."""
+def wilson(successes: float | int, n: int) -> tuple[float, float]:
+    """The interval of a rate, as fractions of one. Without items, the rate may be anything."""
     if n == 0:
         return 0.0, 1.0
-    rate, scale = successes / n, 1 + _Z**2 / n
-    middle = (rate + _Z**2 / (2 * n)) / scale
-    half = _Z * math.sqrt(rate * (1 - rate) / n + _Z**2 / (4 * n**2)) / scale
+    rate, scale = successes / n, 1 + Z**2 / n
+    middle = (rate + Z**2 / (2 * n)) / scale
+    half = Z * math.sqrt(rate * (1 - rate) / n + Z**2 / (4 * n**2)) / scale
     # The ends are exact where nothing or everything succeeds; rounding must not step over them.
     return (0.0 if successes == 0 else middle - half), (1.0 if successes == n else middle + half)
 
 
 def sums(columns: Any) -> Any:
-    """Sums over the items of a table (items, columns): as measured in row 0, then one row for each resample.
+    """Sums over the items of a table (items, columns): row 0 as measured, then one row for each resample.
 
-    The draws depend on the number of items alone. So two tables of the same items in the same order are drawn alike,
-    and a statistic of the sums of both is a paired comparison.
+    The draws depend on the number of items alone. Two tables of the same items in the same order are drawn alike, so a
+    statistic of the sums of both is a paired comparison.
     """
     columns = np.asarray(columns, dtype=np.float64)
     return np.vstack([columns.sum(0), _draws(len(columns)) @ columns])
 
 
 def estimate(values: Any) -> Estimate | None:
-    """The first value with the interval of the others, computed from the rows of `sums`; None if it is not finite."""
+    """The first value, with the interval of the others: one value for each row of `sums`. None if it is not finite."""
     values = np.asarray(values)
     if not np.isfinite(values[0]):
         return None
@@ -74,10 +71,8 @@ def estimate(values: Any) -> Estimate | None:
     return Estimate(value=float(values[0]), interval=(float(low), float(high)) if len(resampled) else None)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
-    """Two policies on the same items: how often only one was right, and how likely such a split is by chance."""
+class Paired(NamedTuple):
+    """Two policies on the same items: items that only one of them solves, and how likely such a split is by chance."""
 
     only_first: int
     only_second: int
@@ -85,13 +80,13 @@ class Paired:
 
 
 def mcnemar(first: Any, second: Any) -> Paired:
-    """The exact two-sided test of McNemar: under equal policies each disagreement falls either way like a coin."""
+    """The exact two-sided test of McNemar: between equal policies each disagreement falls either way like a coin."""
     a, b = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
     n = only_first + only_second
     # Whole numbers up to the last division: the probabilities of 5,000 coins are below what a float can hold.
     ways = sum(math.comb(n, k) for k in range(min(only_first, only_second) + 1))
-    return Paired(only_first=only_first, only_second=only_second, p=min(1.0, 2 * ways / 2**n))
+    return Paired(only_first, only_second, p=min(1.0, 2 * ways / 2**n))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -106,8 +101,8 @@ def aup(speed: Any, accuracy: Any, best: Any) -> tuple[Any, Any]:
     """Accuracy under parallelism of many curves at once (curves, points), and which of their points count.
 
     Speed is in tokens per pass, accuracy in percent; `best` (curves,) is the best accuracy of any method compared on
-    the task. The slowest point counts in full; from there on the area under the accuracy, weighted by how near to the
-    best it is. A point that loses more than five points of accuracy against the slowest does not count.
+    the task. The slowest point counts in full. From there on, the area under the accuracy counts, weighted by how near
+    to the best it is. A point that loses more than five points of accuracy against the slowest does not count.
     """
     # Of two equally slow points the better one is the slowest: the result must not depend on their order.
     order = np.lexsort((-accuracy, speed), axis=-1)
