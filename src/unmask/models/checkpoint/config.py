@@ -62,10 +62,6 @@ class Config:
             supported = " or ".join(json.dumps(item) for item in accepted)
             raise self.error(f"{key} is {json.dumps(value)}, but only {supported} is supported")
 
-    def only_each(self, accepted: Mapping[str, tuple[Any, ...]]) -> None:
-        for key, values in accepted.items():
-            self.only(key, *values)
-
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {problem}")
 

@@ -82,11 +82,10 @@ class TextCodec:
         """The id of exactly this token."""
         return self._tokenizer.token_to_id(text)
 
-    def named_ids(self, role: str) -> list[int]:
-        """The id of the token that plays a role, such as eos_token, if there is one."""
+    def named_id(self, role: str) -> int | None:
+        """The id of the token that plays a role, such as eos_token."""
         text = self.special_tokens.get(role)
-        number = None if text is None else self.token_id(text)
-        return [] if number is None else [number]
+        return None if text is None else self.token_id(text)
 
     def chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation under the checkpoint's template, which writes every special token itself."""
