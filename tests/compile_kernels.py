@@ -9,17 +9,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from unmask.engine.commit import BROKEN, DRIFTED, FLAGS, GOES_ON, PARTS, WAITING
-from unmask.engine.kernels import triton_decision
 from unmask.models.kernels import triton_layers, triton_products, wide_products
-from unmask.rules.kernels import triton_field, triton_marginals, triton_overlap, triton_selection
+from unmask.rules.kernels import triton_field, triton_marginals, triton_overlap
 
 MODULES = (
     triton_overlap,
     triton_field,
     triton_marginals,
-    triton_selection,
-    triton_decision,
     triton_layers,
     triton_products,
     wide_products,
@@ -54,33 +50,6 @@ def kernels(logits):
     found = {"best": "*fp32", "token": "*i32"}
     yield "piece_best", {"logits": logits, **found, "stride": "i64", "v": "i32"}, {"W": 4096}, 4
     yield "row_best", {**found, "out": "*i64", "pieces": "i32"}, {"P": 32}, 1
-
-
-def decision_kernels(logits):
-    """Kernels around a decision: name, types of the arguments, constants and warps of each."""
-    ends = {"LOWEST": -3.4028234663852886e38, "HIGHEST": 3.4028234663852886e38}
-    flags = ("commit", "masked", "remask", "decoded", "wait", "drifted", "first_only", "pinned")
-    strides, size = {"stride_b": "i32", "stride_k": "i32"}, {"k": "i32", "size": "i32"}
-    for counted, out in ((True, "*u8"), (False, "*i64")):
-        compared = {"score": "*fp32", "masked": "*u8", "count": "*i64", "out": out, "k": "i32"}
-        yield "compare_positions", compared, ends | {"COUNTED": counted, "MINE": 32, "OTHERS": 64}, 4
-    values = {"values": "*fp32", "kept": "*u8", "out": "*fp32", "other": "fp32", "size": "i32"}
-    yield "keep_values", values, {"W": 1024}, 4
-    possible = {"logits": logits, "tokens": "*i64", "masked": "*u8", "out": "*u8", **strides, **size, "v": "i32"}
-    yield "find_possible", possible, {"W": 1024}, 4
-
-    canvas = {"n": "i32", "k": "i32", "mask_id": "i32"}
-    read = {"tokens": "*i64", "holes": "*u8", "at": "*i64", "inside": "*u8"}
-    found = {"masked_out": "*u8", "decoded_out": "*u8"}
-    found |= dict.fromkeys(("standing_out", "remaining_out", "total_out"), "*i64")
-    yield "find_state", read | found | canvas, {"N": 1024, "K": 32}, 4
-    whole = dict.fromkeys(("proposed", "wanted", "standing", "canvas", "at", "canvas_out", "results"), "*i64")
-    applied = {**dict.fromkeys(flags, "*u8"), **whole, "score": "*fp32", "logits": logits, **strides, **canvas}
-    layout = {"PARTS": PARTS, "FLAGS": FLAGS, "WAITING": WAITING, "DRIFTED": DRIFTED, "BROKEN": BROKEN}
-    for given in (False, True):
-        options = dict.fromkeys(("MASK_ALLOWED", "REMASKS", "WAITS", "DRIFTS", "FIRST_ONLY", "PINNED"), given)
-        constants = ends | layout | {"GOES_ON": GOES_ON} | options | {"N": 1024, "K": 32}
-        yield "apply_rows", applied, constants, 4
 
 
 def layer_kernels(dtype):
@@ -125,8 +94,6 @@ def compile_for(architecture, dtype):
         compile_one(architecture, *kernel)
         if any(p.name in ("m", "tiles") and not p.do_not_specialize for p in _function(kernel[0]).params):
             sys.exit(f"{kernel[0]} would be compiled anew when fewer positions are open")
-    for kernel in decision_kernels(dtype):
-        compile_one(architecture, *kernel)
     for kernel in layer_kernels(dtype):
         compile_one(architecture, *kernel, aligned=True)
 

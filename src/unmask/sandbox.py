@@ -100,7 +100,7 @@ def allow_unsandboxed() -> Generator[None, None, None]:
 
 def _contained() -> bool:
     """Whether code will run in bubblewrap; raises where it would have to run without and may not."""
-    if not (obstacle := _obstacle()):
+    if not (obstacle := _obstacle(shutil.which("bwrap"))):
         return True
     if not _unsandboxed_allowed.get():
         raise NoSandbox(
@@ -111,9 +111,9 @@ def _contained() -> bool:
 
 
 @cache
-def _obstacle() -> str:
-    """What keeps bubblewrap from working here; nothing if it does."""
-    if not shutil.which("bwrap"):
+def _obstacle(bubblewrap: str | None) -> str:
+    """What keeps bubblewrap, which lies at that path, from working here; nothing if it does."""
+    if bubblewrap is None:
         return "bubblewrap is not installed"
     try:
         _Judge(TIMEOUT_S, MEMORY_MIB, contained=True).close()

@@ -1,69 +1,72 @@
-"""What the loop does around a decision: by hand, and its kernels in Triton's interpreter against plain torch."""
+"""What the loop does around a decision."""
 
-import os
+import math
 
-import pytest
 import torch
-from decision_cases import FLAGS, MASK, case, check_case, check_state, some_flags, window
-from doubles import Scripted, fill
 
-from unmask import policies
-from unmask.engine.canvas import Canvas
-from unmask.engine.commit import BROKEN, DRIFTED, GOES_ON, WAITING, PassResult, apply, outcome_of
-from unmask.engine.observe import window_state
-from unmask.settings import Settings
+from unmask.engine.commit import BROKEN, DRIFTED, GOES_ON, WAITING, CommitInputs, PassResult, apply, outcome_of
+from unmask.engine.observe import Observed, window_state
+from unmask.types import Decision, StepView
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-SHAPES = [(1, 9, 1), (2, 40, 5), (3, 40, 32), (1, 70, 70), (4, 1030, 33)]
+MASK, V = 7, 11
+HARD = torch.tensor([math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min, torch.finfo(torch.float32).max])
 
 
-@pytest.mark.parametrize(("b", "n", "k"), SHAPES)
-def test_the_kernel_finds_the_state_of_every_window(interpreted, b, n, k):
-    generator = torch.Generator().manual_seed(n)
-    for _ in range(3):
-        interpreted(check_state, *window(generator, b, n, k))
+def window(generator, b, n, k):
+    """Canvases half full, and blocks of which some are narrow: tokens, holes, at, inside."""
+    draw = _drawing(generator)
+    tokens = draw(torch.randint, 0, V, (b, n))
+    tokens[draw(torch.rand, b, n) < 0.5] = MASK
+    holes = (tokens == MASK) | (draw(torch.rand, b, n) < 0.3)
+    start = draw(torch.randint, 0, n - k + 1, (b, 1))
+    width = torch.where(draw(torch.rand, b, 1) < 0.5, k, draw(torch.randint, 1, k + 1, (b, 1)))
+    columns = torch.arange(k, device=generator.device)
+    return tokens, holes, start + torch.minimum(columns, width - 1), columns < width
 
 
-@pytest.mark.parametrize(
-    "given", [(), *((flag,) for flag in FLAGS), FLAGS], ids=lambda given: "+".join(given) or "none"
-)
-def test_the_kernel_commits_as_plain_torch_does(interpreted, given):
-    generator = torch.Generator().manual_seed(len(given))
-    for _ in range(4):
-        interpreted(check_case, *case(generator, 3, 20, 6, given=given))
+def scores(generator, b, k):
+    """Many are equal, some are no numbers or at the ends of what there is."""
+    draw = _drawing(generator)
+    values = draw(torch.randn, b, k).mul(2).round()
+    hard = HARD.to(generator.device)[draw(torch.randint, 0, len(HARD), (b, k))]
+    return torch.where(draw(torch.rand, b, k) < draw(torch.rand, b, 1), hard, values)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("b", "n", "k"), SHAPES)
-def test_the_kernel_takes_every_shape_and_dtype(interpreted, b, n, k, dtype):
-    generator = torch.Generator().manual_seed(k)
-    for _ in range(3):
-        given = some_flags(generator)
-        interpreted(check_case, *case(generator, b, n, k, given=given, dtype=dtype, score_dtype=dtype))
+def case(generator, b, n, k, *, given):
+    """The inputs of a commit, hard ones among them, and the canvases; `given`: the flags that it has."""
+    draw = _drawing(generator)
+    tokens, holes, at, inside = window(generator, b, n, k)
+    state = window_state(tokens, holes, at, inside, mask_id=MASK)
+    # Rows lie apart, as in a part of a larger tensor.
+    logits = draw(torch.randn, b, k, V + 3)[..., :V]
+    if "mask_allowed" not in given:
+        logits[..., MASK] = -math.inf
+    spoilt = draw(torch.rand, b, k) < 0.3 * draw(torch.rand, b, 1).round()
+    logits[spoilt] = HARD[0]
+    logits[spoilt & (draw(torch.rand, b, k) < 0.5)] = -math.inf
+    some = lambda share: draw(torch.rand, b, k) < share * draw(torch.rand, b, 1).round()  # noqa: E731
+    decision = Decision(
+        commit=some(0.4),
+        score=scores(generator, b, k),
+        remask=some(0.5) if "remask" in given else None,
+        wait=draw(torch.rand, b) < 0.5 if "wait" in given else None,
+        tokens=draw(torch.randint, 0, V, (b, k)) if "tokens" in given else None,
+    )
+    view = StepView(logits=logits, masked=state.masked, proposed=logits.argmax(-1), tokens=state.tokens)
+    flags = {name: draw(torch.rand, b) < 0.5 if name in given else None for name in ("drifted", "first_only", "pinned")}
+    made = CommitInputs(
+        decision=decision,
+        observed=Observed(view=view, state=state, logits=logits, greedy=True),
+        at=at,
+        **flags,
+        mask_id=MASK,
+        mask_allowed="mask_allowed" in given,
+    )
+    return made, tokens
 
 
-def test_the_kernel_takes_a_window_wider_than_it_looks_at_together(interpreted):
-    generator = torch.Generator().manual_seed(0)
-    for given in ((), FLAGS):
-        interpreted(check_case, *case(generator, 2, 2500, 2300, given=given))
-    interpreted(check_state, *window(generator, 2, 2500, 2300))
-
-
-def decoded(policy, settings, *, by_kernels=False):
-    """Every event of a batch whose blocks differ in width, from logits in half precision."""
-    rows = 2.0 * torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
-    canvases = [Canvas.continuing([0] * size, 9, mask_id=MASK, block_size=5) for size in (3, 9)]
-    os.environ["UNMASK_KERNELS"] = "interpret" if by_kernels else "0"
-    try:
-        return fill(Scripted(rows.bfloat16()), canvases, policy, settings)
-    finally:
-        del os.environ["UNMASK_KERNELS"]
-
-
-@pytest.mark.parametrize("policy", [name for name in policies.names() if not policies.needs_of(policies.get(name))])
-def test_a_generation_by_kernels_is_the_one_without(interpreted, policy):
-    settings = Settings(confidence_eos_eot_inf=policy == "fixed")
-    assert interpreted(decoded, policy, settings, by_kernels=True) == decoded(policy, settings)
+def _drawing(generator):
+    return lambda function, *given: function(*given, generator=generator, device=generator.device)
 
 
 def test_the_state_of_a_narrow_block():

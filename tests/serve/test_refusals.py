@@ -10,8 +10,8 @@ from serve.servers import running
 import unmask
 from unmask import Settings, policies
 from unmask.serve import schema
-from unmask.serve.body import MOST_CONTAINERS
 from unmask.serve.errors import ApiError
+from unmask.serve.guard import MOST_CONTAINERS
 from unmask.serve.translate import asked_by
 
 CHAT = "/v1/chat/completions"
@@ -45,7 +45,7 @@ WRONG = {
     "ids beyond the vocabulary": ({"prompt": [10**30]}, "prompt", "token ids in [0,"),
     "half a character": ({"prompt": "\ud800"}, "prompt", "surrogate"),
     "a mask": ({"prompt": "[MASK]"}, "prompt", "mask token [MASK]; to fill masks inside a text, give /v1/completions"),
-    "too many prompts": ({"prompt": ["a"] * 4097}, "prompt", "prompt must hold at most 4096, got 4097"),
+    "very many prompts": ({"prompt": ["a"] * 800_000}, None, "800000 texts are asked for, and this server takes 64"),
     "too long": ({"prompt": "x" * 5000}, "prompt", "4096 positions"),
     "too long with a suffix": ({"prompt": "x", "suffix": "x" * 5000}, None, "4096 positions"),
     "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),
@@ -61,6 +61,7 @@ WRONG = {
     "an empty stop": ({**HI, "stop": ""}, "stop", "not empty"),
     "a number as a stop": ({**HI, "stop": [1]}, "stop", "a string or a list of strings"),
     "too many stops": ({**HI, "stop": ["x"] * 65}, "stop", "at most 64"),
+    "half a million stops": ({**HI, "stop": ["x"] * 500_000}, "stop", "at most 64 strings, got 500000"),
     "too many stops inside": ({**HI, "decoding": {"stop": ["x"] * 65}}, "decoding.stop", "at most 64"),
     "a word for a truth value": ({**HI, "stream": "yes"}, "stream", "boolean"),
     "usage without a stream": ({**HI, "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
@@ -89,12 +90,17 @@ WRONG = {
     "more passes than positions": (
         {**HI, "decoding": {"policy": "fixed", "schedule": "dream", "passes": 4096, "block_size": 1}},
         "decoding.passes",
-        "passes must be at most 1, the positions of a block, got 4096",
+        "passes must be at most 1024, got 4096",
     ),
-    "more passes than positions of the block by default": (
-        {**HI, "decoding": {"policy": "fixed", "passes": 33}},
+    "more passes than positions in one block": (
+        {**HI, "decoding": {"policy": "fixed", "passes": 4097}},
         "decoding.passes",
-        "passes must be at most 32",
+        "passes must be at most 4096, got 4097",
+    ),
+    "a number beyond floating point": (
+        {**HI, "decoding": {"policy": "eb", "gamma": 10**400}},
+        "decoding.gamma",
+        "too large",
     ),
     "iterations that take for ever": (
         {**HI, "decoding": {"iterations": 65}},
@@ -197,25 +203,11 @@ def test_a_long_list_of_faults_is_not_gone_through(case):
     assert wrong.value.error_count() <= 6
 
 
-LONG_LISTS = {
-    "texts": ("prompt", ["a"] * schema.MOST_ITEMS, 1),
-    "lists of ids": ("prompt", [[1]] * schema.MOST_ITEMS, "a"),
-    "stops": ("stop", ["a"] * schema.MOST_STOPS, 1),
-    "messages": ("messages", [{"role": "user", "content": "a"}] * schema.MOST_ITEMS, "a"),
-    "parts": ("messages[0].content", [{"type": "text", "text": "a"}] * schema.MOST_ITEMS, "a"),
-}
-
-
-@pytest.mark.parametrize("case", LONG_LISTS)
-def test_no_more_of_a_list_is_checked_than_it_may_hold(case):
-    """What follows is of the wrong kind, and nobody has seen it."""
-    param, items, other = LONG_LISTS[case]
-    most, items = len(items), [*items, other, other]
-    bodies = {"prompt": {"prompt": items}, "stop": {"prompt": "a", "stop": items}, "messages": {"messages": items}}
-    body = bodies.get(param, {"messages": [{"role": "user", "content": items}]})
-    with pytest.raises(ValidationError) as wrong:
-        (schema.ChatRequest if "messages" in body else schema.CompletionRequest).model_validate(body)
-    assert schema.complaint(wrong.value.errors()) == (f"{param} must hold at most {most}, got {most + 2}", param)
+def test_a_long_conversation_is_held_against_the_length_of_the_model_alone(toy_served):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 5000
+    status, answer = toy_served.post({"messages": messages}, CHAT)
+    assert status == 400
+    check(answer, param="messages", says="4096 positions")
 
 
 @pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], "a"], [True], [None], 5, {}])
@@ -238,19 +230,25 @@ def test_brackets_inside_strings_are_no_lists(toy_served):
     assert toy_served.post({**HI, "user": brackets, brackets: "["})[0] == 200
 
 
-def test_passes_are_held_against_the_block_that_the_request_has(toy):
-    server = {"policy": policies.get("fixed", passes=40), "settings": Settings(), "most": 1}
+def test_a_text_takes_no_more_passes_than_the_model_has_positions(toy):
+    server = {"policy": policies.get("fixed", passes=40), "settings": Settings(max_tokens=256), "most": 1}
 
     def chosen(decoding):
         return asked_by(schema.CompletionRequest(prompt="x", decoding=decoding), toy, **server).policy.passes
 
-    assert chosen(None) == chosen({"step_map": True}) == 40  # as the server was started
-    assert chosen({"passes": 32}) == 32
-    assert chosen({"passes": 64, "block_size": 64}) == 64
-    assert chosen({"policy": "klass", "passes": 64}) == 64  # whose blocks are of 64
-    for decoding, most in (({"block_size": 39}, 39), ({"passes": 33}, 32), ({"schedule": "dream"}, 32)):
-        with pytest.raises(ApiError, match=f"passes must be at most {most}, the positions of a block"):
+    assert chosen(None) == chosen({"step_map": True}) == chosen({"schedule": "dream"}) == 40
+    assert chosen({"passes": 512}) == 512  # over each of eight blocks
+    assert chosen({"block_size": 256, "passes": 4096}) == 4096
+    assert chosen({"max_tokens": 8, "passes": 4096}) == 4096
+    for decoding, most in (({"passes": 513}, 512), ({"block_size": 2}, 32), ({"block_size": 1, "passes": 17}, 16)):
+        with pytest.raises(ApiError, match=f"passes must be at most {most}, got"):
             chosen(decoding)
+
+
+def test_the_servers_own_policy_is_not_held_against_the_bounds_for_requests(toy):
+    server = {"policy": policies.get("mean_field", iterations=100), "settings": Settings(), "most": 1}
+    body = schema.CompletionRequest(prompt="x", decoding={"threshold": 0.5})
+    assert asked_by(body, toy, **server).policy.iterations == 100
 
 
 @pytest.mark.parametrize("case", NOT_JSON)

@@ -1,9 +1,8 @@
-"""A server from its start to its end: the warm-up, who has the port, requests that are under way, signals."""
+"""A server from its start to its end: the warm-up, the port, requests that are under way, signals."""
 
 import signal
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -60,29 +59,25 @@ def test_what_is_not_done_in_time_is_dropped(held, stream):
         held.model.gate.set()
         answer = pool.submit(found.send, "POST", "/v1/completions", {**LONG, "stream": stream})
         until(lambda: held.model.passes > 3)
-        began = time.monotonic()
         found.server.stop()
         status, _, text = answer.result()
         assert (status, "shutting down" in text) == (200 if stream else 503, True)
-        found.thread.join(10)
+        found.thread.join(30)
         assert not found.thread.is_alive()
-        assert time.monotonic() - began < 5
-        assert held.model.passes < 200
+        assert held.model.passes < 2000
 
 
 def test_a_body_that_is_still_on_its_way_is_dropped_when_the_server_stops(toy):
-    with running(toy, grace_s=30.0) as found:
+    with running(toy, grace_s=3600.0) as found:
         connection = open_request(found.url, SHORT, sent=5)
-        until(lambda: bool(found.server._http.app.state.served.uploads._limits))
-        began = time.monotonic()
+        until(lambda: bool(found.server.served.uploads))
         found.server.stop()
         answer = connection.makefile().read()
         assert answer.startswith("HTTP/1.1 503")
         assert "shutting_down" in answer
         connection.close()
-        found.thread.join(10)
+        found.thread.join(30)
         assert not found.thread.is_alive()
-        assert time.monotonic() - began < 5
 
 
 def test_the_second_signal_ends_whatever_there_is(toy, caplog):
@@ -95,30 +90,27 @@ def test_the_second_signal_ends_whatever_there_is(toy, caplog):
             pass
         return Response()
 
-    with running(toy, grace_s=30.0) as found:
-        http = found.server._http
-        http.app.router.add_route("/stuck", stuck)
+    with running(toy, grace_s=3600.0) as found:
+        found.server.config.app.router.add_route("/stuck", stuck)
         connection = socket.create_connection(("127.0.0.1", int(found.url.rpartition(":")[2])), timeout=30)
         connection.sendall(b"GET /stuck HTTP/1.1\r\nHost: x\r\n\r\n")
         assert entered.wait(10)
-        began = time.monotonic()
-        http.handle_exit(signal.SIGTERM, None)
-        until(lambda: http.loop is not None)
-        http.handle_exit(signal.SIGTERM, None)
-        found.thread.join(10)
+        found.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: found.server.stopping is not None)
+        found.server.handle_exit(signal.SIGTERM, None)
+        found.thread.join(30)
         assert not found.thread.is_alive()
-        assert time.monotonic() - began < 8
         connection.close()
     assert caplog.text == ""
 
 
 def test_two_signals_at_once_count_as_two(held):
-    with running(held, grace_s=30.0) as found, ThreadPoolExecutor(1) as pool:
+    with running(held, grace_s=3600.0) as found, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(found.post, SHORT)
         until(lambda: held.model.passes == 1)
         for _ in range(2):
-            found.server._http.handle_exit(signal.SIGTERM, None)
-        assert answer.result(10)[0] == 503
+            found.server.handle_exit(signal.SIGTERM, None)
+        assert answer.result(30)[0] == 503
         held.model.gate.set()
         assert len(found.said) == 1
 
@@ -164,7 +156,7 @@ def test_new_work_is_refused_while_the_server_stops(held):
         assert found.send("GET", "/health")[0] == 503
 
 
-def test_warm_up_is_done_with_the_servers_defaults_before_anybody_is_answered(toy, monkeypatch):
+def test_warm_up_is_done_with_the_servers_defaults_before_the_first_answer(toy, monkeypatch):
     asked = []
     monkeypatch.setattr(toy, "warmup", lambda **given: asked.append((threading.current_thread().name, given)))
     with running(toy, policy="threshold", max_batch_size=3) as found:
@@ -175,8 +167,8 @@ def test_warm_up_is_done_with_the_servers_defaults_before_anybody_is_answered(to
         assert given == {
             "prompt_tokens": 512,
             "batch_size": 3,
-            "policy": found.server.policy,
-            "settings": found.server.settings,
+            "policy": found.server.served.policy,
+            "settings": found.server.served.settings,
         }
     with running(toy, warmup_prompt_tokens=100):
         assert asked[1][1]["prompt_tokens"] == 100
@@ -185,8 +177,8 @@ def test_warm_up_is_done_with_the_servers_defaults_before_anybody_is_answered(to
         assert not any("warmed up" in line for line in found.said)
 
 
-def test_nobody_can_connect_before_the_warm_up_is_done(toy, monkeypatch):
-    """The port is taken from the start, but nobody listens there yet."""
+def test_clients_cannot_connect_before_the_warm_up_is_done(toy, monkeypatch):
+    """The port is taken from the start, but no process listens there yet."""
     refused = []
 
     def warmup(**_):
@@ -203,20 +195,24 @@ def test_nobody_can_connect_before_the_warm_up_is_done(toy, monkeypatch):
 
 
 def test_an_interrupt_does_not_wait_for_the_end_of_the_warm_up(toy):
-    worker, go = Worker(toy, rows=1, max_queue=1), threading.Event()
-    starting = threading.Thread(target=worker.start, args=(lambda: go.wait(30),))
+    worker, go, preparing, prepared = Worker(toy, rows=1, max_queue=1), threading.Event(), [], []
+
+    def prepare():
+        preparing.append(threading.current_thread())
+        prepared.append(go.wait(30))
+
+    starting = threading.Thread(target=worker.start, args=(prepare,))
     starting.start()
-    until(lambda: worker._thread is not None)
-    began = time.monotonic()
+    until(lambda: bool(preparing))
     worker.stop()
-    assert time.monotonic() - began < 5
+    assert not prepared
     go.set()
-    starting.join(10)
-    worker._thread.join(10)
-    assert not worker._thread.is_alive()
+    for thread in (starting, *preparing):
+        thread.join(10)
+        assert not thread.is_alive()
 
 
-def test_who_listens_first_has_the_port(toy):
+def test_the_server_that_listens_first_has_the_port(toy):
     with bind(ServerConfig(port=0)) as first:
         config = ServerConfig(port=first.getsockname()[1])
         with bind(config) as second:

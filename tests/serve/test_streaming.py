@@ -13,7 +13,7 @@ import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
 from unmask.serve import schema
-from unmask.serve.answers import CompletionAnswer
+from unmask.serve.answers import Answer
 from unmask.serve.app import EventStream
 from unmask.serve.translate import asked_by
 from unmask.serve.worker import Ticket
@@ -97,8 +97,8 @@ def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(versi
         pass
 
     async def answer():
-        ticket = Ticket(asked.requests(toy))
-        stream = EventStream(ticket, CompletionAnswer(asked=asked, model="toy"))
+        ticket = Ticket(asked.requests)
+        stream = EventStream(ticket, Answer(asked=asked, model="toy"))
         await asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": version}}, receive, send), 10)
         assert ticket.requests[0].abandoned
 

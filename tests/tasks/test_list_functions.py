@@ -2,25 +2,24 @@ import random
 
 import pytest
 
+from unmask.errors import UnmaskError
 from unmask.tasks.list_functions import ListFunctions, _describe, _example, other_form
-from unmask.tasks.primitives import INTS, TEXT, WORDS
-
-EVERY = (*INTS, *TEXT, *WORDS)
+from unmask.tasks.primitives import PRIMITIVES, parse
 
 
 def test_there_are_sixty_primitives_and_more():
-    assert len(EVERY) >= 60
-    assert len({(primitive.source, primitive.code) for primitive in EVERY}) == len(EVERY)
-    assert all(len(set(primitive.asked)) >= 2 for primitive in EVERY)
+    assert len(PRIMITIVES) >= 60
+    assert len({(primitive.source, primitive.code) for primitive in PRIMITIVES}) == len(PRIMITIVES)
+    assert all(len(set(primitive.asked)) >= 2 for primitive in PRIMITIVES)
 
 
 @pytest.mark.parametrize("source", ["ints", "text", "words"])
 def test_no_wording_means_two_things(source):
-    asked = [wording for primitive in EVERY if primitive.source == source for wording in primitive.asked]
+    asked = [wording for primitive in PRIMITIVES if primitive.source == source for wording in primitive.asked]
     assert len(set(asked)) == len(asked)
 
 
-@pytest.mark.parametrize("primitive", EVERY, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
+@pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
 def test_a_primitive_has_a_value_of_its_type_for_every_input(primitive):
     rng = random.Random(0)
     code = primitive.code.replace("{k}", "3").replace("{c}", "a").replace("{d}", "b")
@@ -29,7 +28,7 @@ def test_a_primitive_has_a_value_of_its_type_for_every_input(primitive):
         assert isinstance(eval(code, {"x": given}), types[primitive.target])
 
 
-@pytest.mark.parametrize("primitive", EVERY, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
+@pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
 def test_the_other_form_of_an_operation_means_the_same(primitive):
     rng = random.Random(1)
     code = primitive.code.replace("{k}", "3").replace("{c}", "a").replace("{d}", "b")
@@ -38,7 +37,7 @@ def test_the_other_form_of_an_operation_means_the_same(primitive):
 
 
 def test_many_operations_have_another_form_of_another_length():
-    codes = [primitive.code for primitive in EVERY]
+    codes = [primitive.code for primitive in PRIMITIVES]
     assert sum(len(other_form(code)) != len(code) for code in codes) > len(codes) / 3
 
 
@@ -76,3 +75,27 @@ def test_a_mutated_program_fails_its_tests():
     # A return of nothing, and a step more at the end, both change what the function gives.
     mutants = [item.answer.replace("return ", "return None and ") for item in items]
     assert not any(task.check_many(items, mutants))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x[:{k}] | keep the first {k}",
+        "  x[:{k}] | keep the first {k}",
+        "  x[:{k}] | keep the first {k} | keep some",
+        "  x[:{k}] | keep the first {k} | cut it to {k} | k=9..3",
+        "  x[:{k}] | keep the first {k} | cut it to {k} | k=3",
+        "  x[:{n}] | keep the first {n} | cut it to {n}",
+        "  x[:3] | keep the first three | cut it to three | k=2..9",
+        "  x | a || b",
+        "ints -> lists:",
+    ],
+)
+def test_an_operation_in_any_other_notation_is_refused(line):
+    with pytest.raises(UnmaskError, match="must"):
+        parse(f"ints -> ints:\n{line}\n")
+
+
+def test_an_operation_without_types_is_refused():
+    with pytest.raises(UnmaskError, match="under its types"):
+        parse("  x[:{k}] | keep the first {k} | cut it to {k}")

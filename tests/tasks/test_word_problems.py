@@ -2,6 +2,8 @@ import re
 
 import pytest
 
+from unmask.errors import UnmaskError
+from unmask.tasks import story
 from unmask.tasks.word_problems import STORIES, WordProblems, final_number
 
 
@@ -60,3 +62,51 @@ def test_only_the_result_decides(items):
     result = final_number(item.answer)
     assert WordProblems().check(item, f"No steps at all. #### {result}")
     assert not WordProblems().check(item, item.answer.replace(f"#### {result}", f"#### {result + 1}"))
+
+
+ROPE = """
+rope: l=3..25, c=5..60 by 5, a=l*4+c
+  from {a} meters of rope {A} uses {c}.
+  | {A} has {a} meters of rope and cuts off {c}.
+  the rest is cut into pieces of {l} meters. | {he} makes pieces of {l} meters.
+  ? How many pieces are there? | How many pieces does {he} get?
+  > {p=a-c} meters are left.
+  > that makes {r=p/l} pieces.
+"""
+
+
+def test_a_story_is_read_from_its_notation():
+    (rope,) = story.parse(ROPE)
+    assert rope.numbers == (("l", range(3, 26)), ("c", range(5, 61, 5)), ("a", "l*4+c"))
+    assert rope.told[0] == ("from {a} meters of rope {A} uses {c}.", "{A} has {a} meters of rope and cuts off {c}.")
+    assert rope.asked == ("How many pieces are there?", "How many pieces does {he} get?")
+    assert rope.steps == (("p", "a-c", "{} meters are left."), ("r", "p/l", "that makes {} pieces."))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("rope: ", "rope "),
+        ("3..25", "3-25"),
+        ("3..25", "25..3"),
+        ("c=5..60", "l=5..60"),
+        ("a=l*4+c", "a=l+4*c"),
+        ("a=l*4+c", "a=m*4+c"),
+        ("a-c", "a-r"),
+        ("p=a-c", "a=a-c"),
+        ("{p=a-c} meters", "some meters"),
+        ("{p=a-c} meters", "{p=a-c} of {q=a-c} meters"),
+        ("{p=a-c} meters", "{p=a-c} of {a} meters"),
+        ("uses {c}.", "uses {x}."),
+        ("uses {c}.", "uses {c."),
+        ("meters. | {he}", "meters.| {he}"),
+        ("  ? How", "  How"),
+        ("  > that", "  that"),
+        ("  the rest", "the rest"),
+        ("  > {p=a-c} meters are left.\n  > that makes {r=p/l} pieces.\n", ""),
+    ],
+)
+def test_a_story_in_any_other_notation_is_refused(right, wrong):
+    assert right in ROPE
+    with pytest.raises(UnmaskError, match=r"^(a )?story '?"):
+        story.parse(ROPE.replace(right, wrong, 1))

@@ -109,14 +109,6 @@ class Call:
             return parts[0][:, :length]
         return torch.cat([pad(part, (0, length - part.shape[1])) for part in parts])
 
-    def places(self) -> list[tuple[Group, int, int]]:
-        """Each group, and from where to where its rows are among those of the call."""
-        found, first = [], 0
-        for group in self.groups:
-            found.append((group, first, first + len(group.rows)))
-            first += len(group.rows)
-        return found
-
 
 class Batch:
     """All rows that are decoded at the moment."""
@@ -137,13 +129,13 @@ class Batch:
         return not self.reserved and not any(row.leaving for row in self.rows)
 
     def seal(self, scheduler: Scheduler) -> None:
-        """Note which rows leave with the pass under way, and reserve newcomers for rows that are free already."""
+        """Note which rows leave with the pass under way, and reserve requests for the rows that are free already."""
         for row in self.rows:
             row.leaving = row.request.abandoned  # another thread may say so at any time
         self._reserve(scheduler)
 
     def admit(self, scheduler: Scheduler) -> None:
-        """Let newcomers join: those that were reserved, and as many more as there are free rows."""
+        """Let the reserved requests join, and as many more from the line as there are free rows."""
         self._reserve(scheduler)
         newcomers, self.reserved = self.reserved, []
         longest = max((request.canvas.length for _, request in newcomers), default=0)

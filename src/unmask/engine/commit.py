@@ -1,7 +1,6 @@
 """From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the result.
 
-The result is the one thing that the host reads of a pass. Its layout is known here; the kernel that writes it is given
-the numbers below.
+The result is the one thing that the host reads of a pass. Its layout is known here alone.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask.cache.base import Span
-from unmask.device import with_kernel
 from unmask.engine.observe import Observed
 from unmask.errors import UnmaskError
 from unmask.policies import with_progress
@@ -99,7 +97,6 @@ def outcome_of(inputs: CommitInputs) -> Outcome:
     return Outcome(commit=commit, remask=remask, tokens=tokens)
 
 
-@with_kernel
 def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"]]:
     """The canvases after the commits, and the results."""
     outcome, before, drifted = outcome_of(inputs), inputs.observed.state.tokens, inputs.drifted
@@ -114,4 +111,5 @@ def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor,
     none = torch.zeros_like(goes_on)
     flags = [none if flag is None else flag for flag in (inputs.decision.wait, drifted, inputs.observed.broken())]
     remasked = none[:, None].expand_as(commit) if remask is None else remask
-    return tokens, torch.cat([after, commit, remasked, *(flag[:, None] for flag in (*flags, goes_on))], dim=1)
+    marks = torch.cat([commit, remasked, *(flag[:, None] for flag in (*flags, goes_on))], dim=1)
+    return tokens, torch.cat([after, marks], dim=1)

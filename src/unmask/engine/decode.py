@@ -1,8 +1,8 @@
-"""The block loop: forward pass, decision, commit, event; until every request is decoded.
+"""The block loop: forward pass, decision, commit, event, until every request is decoded.
 
-Deals in token ids only, never text. Rows are independent: each has its own blocks, steps, noise and end, joins when a
-row is free, and leaves when its canvas is full. `batch.py` says which rows share a model call and which are decided
-together; a runner says how passes are run.
+The loop deals in token ids only, never text. A row is one request while it is decoded: it has its own blocks, steps,
+noise and end, joins when there is room, and leaves when its canvas is full. The batch knows which rows share a model
+call, and which rows of a call one policy decides together. The runner knows how a pass is run on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unmask.types import StepEvent
 
 
 def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
-    """Decode the requests that wait, and those that come meanwhile; one event per forward pass and row."""
+    """Decode all requests of the scheduler, also those that are added meanwhile; one event per forward pass and row."""
     batch, usable = Batch(runner.model.spec, runner.model.device, runner.pool), True
     try:
         batch.admit(scheduler)
@@ -41,17 +41,17 @@ def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
 def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
     """One forward pass over the live rows."""
     decided: list[Decided] = []
-    for call in batch.calls:  # rows that one model call serves
+    for call in batch.calls:  # the rows that one model call serves
         done = runner.forward(call)
-        for group, first, end in call.places():  # rows that one policy decides together
-            decided.append(runner.decide(group, done.rows(group, first, end)))
-    batch.seal(scheduler)
-    results = runner.read(batch, decided)
+        for group, part in done.split(call.groups):  # the rows that one policy decides together
+            decided.append(runner.decide(group, part))  # view, select, guarantees, commit: all on the device
+    batch.seal(scheduler)  # which rows leave after this pass, and which requests wait for a free row
+    results = runner.read(batch, decided)  # the one time that the host waits for the device
     events = [event for one, found in zip(decided, results, strict=True) for event in _record(one, found, batch)]
-    batch.retire()
+    batch.retire()  # rows that are full or have failed
     if not runner.pending:  # no row joins a pass that has begun
         batch.admit(scheduler)
-    runner.begin(batch)
+    runner.begin(batch)  # the plain runner does nothing here
     return events
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,19 +37,25 @@ class Pass:
     def _flags(self, values: list[bool]) -> Bool[Tensor, " b"] | None:
         return on_device(values, self.plan.device) if any(values) else None
 
-    def rows(self, group: Group, first: int, end: int) -> Pass:
-        """The part of the pass that concerns a group, no wider than the group needs."""
-        if (first, end) == (0, len(self.plan.rows)):
-            return self
-        part, window, found = slice(first, end), self.window.rows(first, end), self.prediction
+    def split(self, groups: list[Group]) -> Iterator[tuple[Group, Pass]]:
+        """Each group of the call, and the part of the pass that concerns it."""
+        first = 0
+        for group in groups:
+            end = first + len(group.rows)
+            yield group, self if len(groups) == 1 else self._part(group, first, end)
+            first = end
+
+    def _part(self, group: Group, first: int, end: int) -> Pass:
+        """Some rows, no wider than their group needs."""
+        rows, window, found = slice(first, end), self.window.rows(first, end), self.prediction
         width, length, shadow, attention = window.at.shape[1], group.length, found.shadow_logits, found.attention
         prediction = Prediction(
-            logits=found.logits[part, : length if "sequence_logits" in group.observer.needs else width],
-            attention=None if attention is None else attention[part, :length, :length],
-            shadow_logits=None if shadow is None else shadow[part, :width],
+            logits=found.logits[rows, : length if "sequence_logits" in group.observer.needs else width],
+            attention=None if attention is None else attention[rows, :length, :length],
+            shadow_logits=None if shadow is None else shadow[rows, :width],
         )
-        drifted = None if self.drifted is None else self.drifted[part]
-        plan = PassPlan(self.plan.rows[part], self.plan.device)
+        drifted = None if self.drifted is None else self.drifted[rows]
+        plan = PassPlan(self.plan.rows[rows], self.plan.device)
         return Pass(window=window, plan=plan, prediction=prediction, drifted=drifted)
 
 
@@ -96,7 +103,7 @@ def drifted_rows(
     at: Int[Tensor, "b k"],
     masked: Bool[Tensor, "b k"],
 ) -> Bool[Tensor, " b"]:
-    """Which rows have drifted too far since their last refresh; those that the pass refreshed are noted anew."""
+    """Which rows have drifted too far since their last refresh; the states of refreshed rows are noted anew."""
     drifted = torch.zeros_like(masked[:, 0])
     for refresh in (True, False):
         rows = [number for number, row in enumerate(plan.rows) if row.refresh is refresh]

@@ -201,11 +201,11 @@ class Generator:
         return self._continuing(ids, job, None, after)
 
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
-        """Decode the requests that wait, and those that come to wait meanwhile, as many at a time as there are rows.
+        """Decode the scheduler's requests, also those that are added meanwhile, until none is left.
 
-        One event per request and pass; the last has the output, which means nothing if the request was abandoned. A
-        request that was abandoned before it began has one event without a step. A request that fails alone has an error
-        in its last step; an error of the model or the device ends all. Ends when no request is left.
+        There is one event per request and pass. The last event of a request has its output, or the reason why it could
+        not be decoded in `step.error`. The output of an abandoned request means nothing; a request that was abandoned
+        before it began has one event without a step. An error of the model or the device ends all requests.
         """
         for pair in self._heard(scheduler, failing_alone=True):
             yield pair

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.device import kernels_on, widest_float, with_kernel
+from unmask.device import kernels_on, widest_float
 from unmask.engine.sampling import propose
 from unmask.engine.window import Window
 from unmask.models.base import ModelSpec, Prediction
@@ -29,7 +29,6 @@ class WindowState:
     total: Int[Tensor, " b"]  # masks the row began with
 
 
-@with_kernel
 def window_state(
     tokens: Int[Tensor, "b n"],
     holes: Bool[Tensor, "b n"],
@@ -39,12 +38,13 @@ def window_state(
     mask_id: int,
 ) -> WindowState:
     """The state of the columns `at`, of which those `inside` belong to the row's block."""
-    is_mask = tokens == mask_id
+    here = tokens.gather(1, at).where(inside, -1)
+    masked = here == mask_id
     return WindowState(
-        masked=is_mask.gather(1, at) & inside,
-        tokens=tokens.gather(1, at).masked_fill(~inside, -1),
-        decoded=(holes & ~is_mask).gather(1, at) & inside,
-        remaining=is_mask.sum(-1),
+        masked=masked,
+        tokens=here,
+        decoded=holes.gather(1, at) & inside & ~masked,
+        remaining=(tokens == mask_id).sum(-1),
         total=holes.sum(-1),
     )
 

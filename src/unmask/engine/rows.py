@@ -45,7 +45,7 @@ class Row:
         return self.request.plan
 
     def record(self, result: PassResult, *, eos_id: int, refreshed: bool) -> StepEvent:
-        """Note on the canvas what a pass did, and say so."""
+        """Note on the canvas what a pass did; the event that tells of it."""
         canvas = self.canvas
         step, block = canvas.passes, canvas.block
         error = self._error(result)
@@ -68,7 +68,7 @@ class Row:
         )
 
     def _error(self, result: PassResult) -> UnmaskError | None:
-        """Why the row can come to no good."""
+        """Why the row cannot be decoded to its end."""
         canvas, policy, committed = self.canvas, self.plan.policy, len(result.committed)
         if result.error is not None:
             return result.error

@@ -1,6 +1,7 @@
-"""How passes are run: the plain way, on every device. `engine/cuda` has another, which the loop cannot tell from this.
+"""How passes are run: the plain way, on every device.
 
-A runner is asked, in every pass, to run the model calls, to have groups decide, and to read the results.
+In every pass the loop asks a runner to run the model calls, to have groups decide, and to read the results. The runner
+of `engine/cuda` does the same sooner, and the loop cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from unmask.types import Decision, StepView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What a group's decision came to."""
+    """What became of a group's decision."""
 
     group: Group
     blocks: tuple[tuple[int, int], ...]  # of the rows, when it was made
@@ -39,32 +40,32 @@ class Decided:
 
 @runtime_checkable
 class Runner(Protocol):
-    """What the loop asks of whatever runs its passes."""
+    """What the loop asks for."""
 
     model: MaskedLM
     pool: StoragePool
 
     @property
     def pending(self) -> bool:
-        """Whether the next pass has begun already, so that no row may join it."""
+        """Whether the next pass has begun, so that no row may join it."""
         ...
 
     def forward(self, call: Call) -> Pass: ...
 
     def decide(self, group: Group, done: Pass) -> Decided:
-        """View, decision, guarantees, commits, result: all that a pass does to a group on the device."""
+        """All that a pass does to a group on the device: view, decision, guarantees, commits, results."""
         ...
 
     def read(self, batch: Batch, decided: list[Decided]) -> list[list[PassResult]]:
-        """What the pass did to every row of every group: the one time that the host waits for the device."""
+        """What the pass did to every row of every group."""
         ...
 
     def begin(self, batch: Batch) -> None:
-        """Begin the next pass, if that is worth something and has not been done."""
+        """Begin the next pass, where that saves time."""
         ...
 
     def close(self, *, usable: bool) -> None:
-        """The loop is over; not `usable`: a pass failed, and what it left must not be used again."""
+        """End the loop; not `usable`: a pass failed, and nothing that it left may be used again."""
         ...
 
 
@@ -86,7 +87,7 @@ class PlainRunner:
             return replace(decided_of(group, done), error=error)
 
     def decided(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], Numbers | None]:
-        """The results of the group, whose tokens are then those after the pass."""
+        """The results of the group; its tokens are changed accordingly."""
         generators = [row.generator for row in group.rows]
         most_open = max(row.canvas.open_in_block() for row in group.rows)
         observed = group.observer(done.prediction, done.window, group.tokens, group.holes, generators, most_open)
@@ -126,7 +127,7 @@ def decided_of(group: Group, done: Pass, results: Tensor | None = None, numbers:
 
 
 def numbers_of(decided: list[Decided]) -> Int[Tensor, " numbers"]:
-    """The results of all groups one behind the other, so that they are read at once."""
+    """The results of all groups one behind the other, to be read at once."""
     parts = [one.results.flatten() for one in decided if one.results is not None]
     if len(parts) == 1:
         return parts[0]

@@ -1,7 +1,7 @@
-"""Requests, and which of them is next: the only way into the loop, for every surface.
+"""Requests, and which one is next: the only way into the loop, for every surface.
 
-First come, first served. A request waits only while every row is taken, or while the batch has no storage that is long
-enough for its cache and may take no more. Knows nothing of threads or clients.
+First come, first served. A request waits only while every row is taken, or while its canvas is longer than the storages
+in use and the batch may not take another. Knows nothing of threads or clients.
 """
 
 from __future__ import annotations
@@ -64,14 +64,11 @@ class Scheduler:
         self.rows = rows
         self.line: deque[Request] = deque(requests)  # other threads may add to its right end
         self.dropped: deque[Request] = deque()  # abandoned while they waited
-        self.running: dict[int, Request] = {}  # by the number of the row; who hears of its end takes it out
+        self.running: dict[int, Request] = {}  # by the number of the row, until its end has been told
         self._count = 0
 
     def take(self, room: int, fits: Callable[[Request], bool]) -> list[tuple[int, Request]]:
-        """Up to `room` requests from the head of the line, with the numbers of their rows, up to one that does not fit.
-
-        A number is never given twice.
-        """
+        """Requests from the head of the line, at most `room` and up to the first misfit, each with a new number."""
         taken: list[tuple[int, Request]] = []
         while self.line and len(taken) < room:
             head = self.line[0]

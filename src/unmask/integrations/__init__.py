@@ -1,1 +1,1 @@
-"""Borders to other people's engines and scripts; each module is imported by those who use it."""
+"""Borders to other engines and scripts; a module here is imported only when it is used."""

@@ -172,7 +172,7 @@ def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tenso
     stuck = masked.any(-1) & ~commit.any(-1)
     if decision.wait is not None:
         stuck = stuck & ~decision.wait
-    return commit | (torch.zeros_like(masked).scatter(-1, best, stuck[:, None]) & masked)
+    return commit | ((torch.arange(masked.shape[1], device=masked.device) == best) & stuck[:, None])
 
 
 def require(view: StepView, need: str, policy: str) -> Tensor:

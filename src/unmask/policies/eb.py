@@ -13,7 +13,7 @@ import torch
 from unmask.policies import scores
 from unmask.policies.base import Base, register
 from unmask.policies.parameters import check_choice, check_number
-from unmask.rules.selection import best_scored, kept, order_of
+from unmask.rules.selection import best_scored, order_of
 from unmask.types import Decision, StepView
 
 ORDERS = {
@@ -42,4 +42,4 @@ class EB(Base):
         entropy = scores.entropy(view).gather(-1, order_of(score, candidates))
         affordable = entropy.cumsum(-1) - entropy.cummax(-1).values <= self.gamma
         commit = best_scored(score, candidates, affordable.sum(-1))
-        return Decision(commit=commit, score=kept(score, candidates, -torch.inf)), None
+        return Decision(commit=commit, score=score.where(candidates, -torch.inf)), None

@@ -14,7 +14,6 @@ from unmask import rules
 from unmask.policies.base import Base, register
 from unmask.policies.parameters import check_choice, check_number, check_whole
 from unmask.policies.scores import eligible
-from unmask.rules.selection import kept
 from unmask.rules.validation import FALLBACKS, INTERACTIONS, NORMALIZERS
 from unmask.types import Decision, StepView
 
@@ -59,6 +58,6 @@ class MeanField(Base):
             open_at_most=view.open_at_most,
             validate=False,
         )
-        score = kept(result.score, active, -torch.inf)
+        score = result.score.where(active, -torch.inf)
         decision = Decision(commit=result.commit, score=score, intensity=result.intensity, overlap=result.overlap)
         return decision, None

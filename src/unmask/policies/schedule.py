@@ -15,7 +15,7 @@ from unmask.errors import UnmaskError
 from unmask.policies.base import Base
 from unmask.policies.parameters import check_choice, check_whole
 from unmask.policies.scores import eligible
-from unmask.rules.selection import best_scored, kept
+from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView
 
 SCHEDULES = ("even", "dream")
@@ -83,7 +83,7 @@ class Scheduled(Base):
         raise NotImplementedError
 
     def select(self, view: StepView, state: BlockStart | None = None) -> tuple[Decision, BlockStart | None]:
-        score = kept(self.score(view), eligible(view), -torch.inf)
+        score = self.score(view).where(eligible(view), -torch.inf)
         if self.schedule == "dream":
             passes, state = self._dream_passes(view, state)
             commit = self._dream_commit(view, score, passes)

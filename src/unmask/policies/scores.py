@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask import rules
-from unmask.rules.selection import can_occur, kept
+from unmask.rules.selection import can_occur
 from unmask.types import StepView
 
 
@@ -33,4 +33,4 @@ def eligible(view: StepView) -> Bool[Tensor, "b k"]:
 
 
 def _open(view: StepView, values: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-    return kept(values, view.masked, 0.0)
+    return values.where(view.masked, 0.0)

@@ -1,7 +1,4 @@
-"""Small functions that most decisions about positions need: picking, ranking, and what can be proposed.
-
-Their kernels give the same result, bit for bit.
-"""
+"""Small functions that most decisions about positions need: ranking, and what can be proposed."""
 
 from __future__ import annotations
 
@@ -9,18 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.device import with_kernel
 
-
-@with_kernel
-def kept(
-    values: Float[Tensor, "*positions"], where: Bool[Tensor, "*positions"], other: float
-) -> Float[Tensor, "*positions"]:
-    """The values there, and another elsewhere."""
-    return values.where(where, other)
-
-
-@with_kernel
 def can_occur(
     tokens: Int[Tensor, "b k"], logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]
 ) -> Bool[Tensor, "b k"]:
@@ -29,13 +15,11 @@ def can_occur(
     return masked & (logits.gather(-1, readable[..., None]).squeeze(-1) != -torch.inf)
 
 
-@with_kernel
 def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
     """Each position's place by descending score: open positions come first, ties go to the lowest index."""
     return order_of(score, masked).argsort(dim=-1)
 
 
-@with_kernel
 def best_scored(
     score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: Int[Tensor, " b"]
 ) -> Bool[Tensor, "b k"]:

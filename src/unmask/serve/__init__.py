@@ -1,1 +1,1 @@
-"""The HTTP edge, as OpenAI's clients expect it (extra: serve). Decoding is the engine's; here are words and doors."""
+"""The HTTP server for OpenAI's clients (extra: serve). The engine decodes; this package translates and answers."""

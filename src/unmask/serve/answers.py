@@ -1,6 +1,6 @@
-"""What a client reads: answers, chunks and frames, made of the engine's outputs and events.
+"""What a client reads: an answer as a whole, or its chunks as server-sent events.
 
-The shapes are those of schema.py, as plain data: in a chunk, a field that is null and one that is missing differ.
+schema.py has the shapes. Here they are plain data: in a chunk, a field that is null differs from one that is missing.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from unmask import policies
 from unmask.serve.errors import ApiError
@@ -26,58 +26,38 @@ def to_json(data: Any) -> bytes:
     return json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 
-@dataclass(slots=True, kw_only=True)
-class CompletionAnswer:
-    """The answer to a request for completions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one request: texts, or the messages that answer a conversation."""
 
     asked: Asked
     model: str
-    id: str = field(init=False)
-    created: int = field(init=False)
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
 
-    object: ClassVar[str] = "text_completion"
-    chunk_object: ClassVar[str] = "text_completion"
-    prefix: ClassVar[str] = "cmpl"
-
-    def __post_init__(self) -> None:
-        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
-
-    def whole(self, outputs: list[Output]) -> dict[str, Any]:
+    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """Everything at once."""
-        choices = [
-            {"index": index, **self.text(output.text), "logprobs": None, "finish_reason": output.finish_reason}
-            for index, output in enumerate(outputs)
-        ]
-        head = {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
-        return head | {"choices": choices} | self.costs(outputs)
+        kind = "chat.completion" if self.asked.chat else "text_completion"
+        choices = []
+        for index, output in enumerate(outputs):
+            message = {"message": {"role": "assistant", "content": output.text}}
+            choices.append(_choice(index, message if self.asked.chat else {"text": output.text}, output.finish_reason))
+        return self._head(kind) | {"choices": choices} | self.costs(outputs)
 
-    def text(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def chunk(self, index: int, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
+        """A step of a stream: what is new of one choice, as fields of a message."""
+        said = {"delta": delta} if self.asked.chat else {"text": delta.get("content", "")}
+        return self.chunk_of([_choice(index, said, reason)])
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """The chunks with which a choice begins."""
-        return []
-
-    def piece(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def end(self) -> dict[str, Any]:
-        return {"text": ""}
-
-    def chunk(self, index: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """One step of a stream, about one choice."""
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
-        return self._chunk([choice])
-
-    def usage_chunk(self) -> dict[str, Any]:
-        """The one that ends a stream in which usage was asked for."""
-        return self._chunk([])
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": self.model}
+    def chunk_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = self._head("chat.completion.chunk" if self.asked.chat else "text_completion")
         return head | {"choices": choices} | ({"usage": None} if self.asked.include_usage else {})
 
-    def costs(self, outputs: list[Output]) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = f"chatcmpl-{self.id}" if self.asked.chat else f"cmpl-{self.id}"
+        return {"id": name, "object": kind, "created": self.created, "model": self.model}
+
+    def costs(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """`usage` and `decoding` of the whole request."""
         prompt = sum(output.usage.prompt_tokens for output in outputs[:: self.asked.choices])
         completion = sum(output.usage.completion_tokens for output in outputs)
@@ -95,24 +75,8 @@ class CompletionAnswer:
         return {"usage": usage, "decoding": decoding}
 
 
-class ChatAnswer(CompletionAnswer):
-    """The answer to a conversation."""
-
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    prefix = "chatcmpl"
-
-    def text(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        return [self.chunk(index, {"delta": {"role": "assistant", "content": ""}})]
-
-    def piece(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}}
-
-    def end(self) -> dict[str, Any]:
-        return {"delta": {}}
+def _choice(index: int, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {"index": index, **said, "logprobs": None, "finish_reason": reason}
 
 
 def frame(data: dict[str, Any]) -> bytes:
@@ -120,32 +84,24 @@ def frame(data: dict[str, Any]) -> bytes:
     return b"data: " + to_json(data) + b"\n\n"
 
 
-async def frames(answer: CompletionAnswer, ticket: Ticket) -> AsyncIterator[bytes]:
-    """The answer as server-sent events: text as it becomes certain, costs with the last chunk; or where it failed."""
+async def frames(answer: Answer, ticket: Ticket) -> AsyncIterator[bytes]:
+    """The answer as server-sent events: text as it becomes certain, costs with the last chunk, or an error."""
     outputs: dict[int, Output] = {}
     try:
-        for index in range(len(ticket.requests)):
-            for chunk in answer.opening(index):
-                yield frame(chunk)
+        for index in range(len(ticket.requests) if answer.asked.chat else 0):
+            yield frame(answer.chunk(index, {"role": "assistant", "content": ""}))
         async for index, event in ticket.events():
             if event.text_delta:
-                yield frame(answer.chunk(index, answer.piece(event.text_delta)))
+                yield frame(answer.chunk(index, {"content": event.text_delta}))
             if event.output is not None:
                 outputs[index] = event.output
-                last = len(outputs) == len(ticket.requests) and not answer.asked.include_usage
-                chunk = answer.chunk(index, answer.end(), event.output.finish_reason)
-                yield frame(chunk | _decoding(answer, outputs) if last else chunk)
+                chunk = answer.chunk(index, {}, event.output.finish_reason)
+                if len(outputs) == len(ticket.requests) and not answer.asked.include_usage:
+                    chunk["decoding"] = answer.costs([outputs[index] for index in sorted(outputs)])["decoding"]
+                yield frame(chunk)
     except ApiError as error:
         yield frame(error.body)
         return
     if answer.asked.include_usage:
-        yield frame(answer.usage_chunk() | answer.costs(_in_order(outputs)))
+        yield frame(answer.chunk_of([]) | answer.costs([outputs[index] for index in sorted(outputs)]))
     yield DONE
-
-
-def _decoding(answer: CompletionAnswer, outputs: dict[int, Output]) -> dict[str, Any]:
-    return {"decoding": answer.costs(_in_order(outputs))["decoding"]}
-
-
-def _in_order(outputs: dict[int, Output]) -> list[Output]:
-    return [outputs[index] for index in range(len(outputs))]

@@ -1,10 +1,10 @@
-"""The routes. A handler translates, submits and answers; what is decoded, and how, is not its business."""
+"""The routes. A handler translates, submits and answers; decoding is the worker's business."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,53 +16,39 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from unmask import __version__
 from unmask.policies import Policy
 from unmask.serve import schema
-from unmask.serve.answers import ChatAnswer, CompletionAnswer, frames, to_json
-from unmask.serve.body import CheckedRoute, Uploads
+from unmask.serve.answers import Answer, frames, to_json
 from unmask.serve.config import ServerConfig
-from unmask.serve.errors import ApiError, closing, unknown_model, wrong
-from unmask.serve.guard import Guard
+from unmask.serve.errors import ApiError, closing, wrong
+from unmask.serve.guard import CheckedRoute, Guard
 from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
-from unmask.serve.translate import Asked, asked_by
+from unmask.serve.translate import asked_by
 from unmask.serve.worker import Ticket, Worker
 from unmask.settings import Settings
 
 T = TypeVar("T")
 
-_FAILURES = {
-    400: "The request is wrong.",
-    401: "The API key is missing or wrong.",
-    404: "There is no such model.",
-    413: "The body is too large.",
-    429: "The queue is full.",
-    500: "Decoding failed.",
-    503: "Out of memory, or shutting down.",
-}
-
-
-def _documented(answer: type | None, *failures: int, streamed: bool = False) -> dict[int | str, dict[str, Any]]:
-    """What a route may answer, for the OpenAPI document; None: text."""
-    found: dict[int | str, dict[str, Any]] = {200: {"description": "The answer."}}
-    if answer is not None:
-        found[200]["model"] = answer
-    if streamed:
-        found[200]["content"] = {"text/event-stream": {}}
-    return found | {status: {"model": schema.ErrorBody, "description": _FAILURES[status]} for status in failures}
-
-
+_ABOUT_URLS = {404: ("unknown URL", "unknown_url"), 405: ("not allowed", "method_not_supported")}
 router = APIRouter(route_class=CheckedRoute)
-_WORK = tuple(_FAILURES)
+
+
+def _failing(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors that a route may answer with, for the OpenAPI document."""
+    return {status: {"model": schema.ErrorBody} for status in statuses}
+
+
+_WORKING = _failing(400, 401, 404, 413, 429, 500, 503) | {200: {"content": {"text/event-stream": {}}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What the routes share."""
+    """What the routes share; `policy` and `settings` are for requests that do not say."""
 
     worker: Worker
     config: ServerConfig
     policy: Policy
     settings: Settings
-    started: int  # seconds since 1970
-    uploads: Uploads = field(default_factory=Uploads)
+    started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    uploads: set[asyncio.Timeout] = field(default_factory=set)  # bodies that are being read
 
     @property
     def name(self) -> str:
@@ -72,14 +58,10 @@ class Served:
     def model(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self.started, "owned_by": "unmask"}
 
-
-class Reply(Response):
-    """Data as JSON."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return to_json(content)
+    def check_name(self, name: str) -> None:
+        if name != self.name:
+            message = f"the model {name!r} does not exist here; this server has {self.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
 
 class EventStream(StreamingResponse):
@@ -87,7 +69,7 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, ticket: Ticket, answer: CompletionAnswer) -> None:
+    def __init__(self, ticket: Ticket, answer: Answer) -> None:
         # Without these, proxies gather what should arrive piece by piece.
         super().__init__(frames(answer, ticket), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.ticket = ticket
@@ -100,122 +82,102 @@ class EventStream(StreamingResponse):
             self.ticket.abandon()
 
 
-def create_app(worker: Worker, config: ServerConfig, *, policy: Policy, settings: Settings) -> FastAPI:
-    """The application of a worker that was started; `policy` and `settings` are for requests that do not say."""
+class App(FastAPI):
+    """FastAPI, with a document that does not speak of 422: a wrong body gets 400 here."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        return document
+
+
+def create_app(served: Served) -> App:
+    """The application of a worker that was started."""
     # The pages for people that FastAPI offers load scripts from elsewhere.
-    app = FastAPI(title="unmask", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.state.served = Served(worker=worker, config=config, policy=policy, settings=settings, started=int(time.time()))
+    app = App(title="unmask", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.served = served
     app.include_router(router)
-    for kind in (HTTPException, RequestValidationError, Exception):
+    for kind in (HTTPException, RequestValidationError, RecursionError, Exception):
         app.add_exception_handler(kind, _complain)
-    app.add_middleware(Guard, key=config.api_key)
-    app.add_middleware(Counting, metrics=worker.metrics)
-    _leave_out_422(app)
+    app.add_middleware(Guard, key=served.config.api_key)
+    app.add_middleware(Counting, metrics=served.worker.metrics)
     return app
-
-
-def _leave_out_422(app: FastAPI) -> None:
-    describe = app.openapi
-
-    def described() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            for operations in describe()["paths"].values():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)  # a wrong body gets 400 here
-        return describe()
-
-    app.openapi = described
 
 
 async def _complain(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         message, param = schema.complaint(error.errors())
         error = wrong(message, param=param)
+    elif isinstance(error, RecursionError):  # in the words about a value that is nested deeply
+        error = wrong("the body is nested too deeply")
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        error = _about_url(request, error)
+        about, code = _ABOUT_URLS.get(error.status_code, (error.detail, None))
+        message, headers = f"{about}: {request.method} {request.url.path}", dict(error.headers or {})
+        error = ApiError(error.status_code, message, code=code, headers=headers)
     elif not isinstance(error, ApiError):
         error = ApiError(500, f"internal error: {type(error).__name__}; the server's log has more")
-    return Reply(error.body, status_code=error.status_code, headers=error.headers)
-
-
-def _about_url(request: Request, error: HTTPException) -> ApiError:
-    place = f"{request.method} {request.url.path}"
-    headers = dict(error.headers or {})
-    if error.status_code == 404:
-        return ApiError(404, f"unknown URL: {place}", code="unknown_url", headers=headers)
-    if error.status_code == 405:
-        return ApiError(405, f"not allowed: {place}", code="method_not_supported", headers=headers)
-    return ApiError(error.status_code, str(error.detail), headers=headers)
+    return _reply(error.body, error.status_code, error.headers)
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health", responses=_documented(schema.Health, 503))
+@router.get("/health", response_model=schema.Health, responses=_failing(503))
 async def health(request: Request) -> Response:
     """Whether work is taken."""
     if not _served(request).worker.accepting:
         raise closing()
-    return Reply({"status": "ok"})
+    return _reply({"status": "ok"})
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=_documented(None, 401))
+@router.get("/metrics", response_class=PlainTextResponse, responses=_failing(401))
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
     return Response(_served(request).worker.metrics.page(), headers={"Content-Type": CONTENT_TYPE})
 
 
-@router.get("/v1/models", responses=_documented(schema.ModelList, 401))
+@router.get("/v1/models", response_model=schema.ModelList, responses=_failing(401))
 async def models(request: Request) -> Response:
     """The model that is served."""
-    return Reply({"object": "list", "data": [_served(request).model()]})
+    return _reply({"object": "list", "data": [_served(request).model()]})
 
 
-@router.get("/v1/models/{name:path}", responses=_documented(schema.Model, 401, 404))
+@router.get("/v1/models/{name:path}", response_model=schema.Model, responses=_failing(401, 404))
 async def model(name: str, request: Request) -> Response:
     """That model, by its name, which may have slashes."""
-    _check_name(_served(request), name)
-    return Reply(_served(request).model())
+    _served(request).check_name(name)
+    return _reply(_served(request).model())
 
 
-@router.post("/v1/completions", responses=_documented(schema.Completion, *_WORK, streamed=True))
+@router.post("/v1/completions", response_model=schema.Completion, responses=_WORKING)
 async def completions(body: schema.CompletionRequest, request: Request) -> Response:
     """Continue prompts as they are, without a chat template."""
-    return await _answer(body, request, CompletionAnswer)
+    return await _answer(body, request)
 
 
-@router.post("/v1/chat/completions", responses=_documented(schema.ChatCompletion, *_WORK, streamed=True))
+@router.post("/v1/chat/completions", response_model=schema.ChatCompletion, responses=_WORKING)
 async def chat_completions(body: schema.ChatRequest, request: Request) -> Response:
     """Answer a conversation through the checkpoint's chat template."""
-    return await _answer(body, request, ChatAnswer)
+    return await _answer(body, request)
 
 
-async def _answer(
-    body: schema.CompletionRequest | schema.ChatRequest, request: Request, kind: type[CompletionAnswer]
-) -> Response:
+async def _answer(body: schema.Body, request: Request) -> Response:
     served = _served(request)
     if body.model is not None:
-        _check_name(served, body.model)
+        served.check_name(body.model)
     served.worker.check_room()  # before the work of encoding; `submit` knows how many texts there are
+    defaults = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
     # In a thread: a long prompt takes a while to encode, and others are being answered meanwhile.
-    asked, requests = await asyncio.to_thread(_understand, body, served)
-    ticket = served.worker.submit(requests, streamed=asked.stream)
-    answer = kind(asked=asked, model=served.name)
+    asked = await asyncio.to_thread(asked_by, body, served.worker.llm, **defaults)
+    ticket = served.worker.submit(asked.requests, streamed=asked.stream)
+    answer = Answer(asked=asked, model=served.name)
     if asked.stream:
         return EventStream(ticket, answer)
     try:
         outputs = await _unless_gone(request.receive, ticket.outputs())
     finally:
         ticket.abandon()
-    return Response(status_code=GONE) if outputs is None else Reply(answer.whole(outputs))
-
-
-def _understand(body: schema.CompletionRequest | schema.ChatRequest, served: Served) -> tuple[Asked, list[Any]]:
-    try:
-        llm = served.worker.llm
-        most = served.config.max_queue
-        asked = asked_by(body, llm, policy=served.policy, settings=served.settings, most=most)
-        return asked, asked.requests(llm)
-    except RecursionError as error:  # in the words about a value that is nested deeply
-        raise wrong("the body is nested too deeply") from error
+    return Response(status_code=GONE) if outputs is None else _reply(answer.whole(outputs))
 
 
 async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
@@ -235,10 +197,9 @@ async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[An
         await asyncio.wait(tasks)
 
 
+def _reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(data), status, headers, media_type="application/json")
+
+
 def _served(request: Request) -> Served:
     return request.app.state.served
-
-
-def _check_name(served: Served, name: str) -> None:
-    if name != served.name:
-        raise unknown_model(name, served.name)

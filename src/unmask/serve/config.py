@@ -16,10 +16,10 @@ def _option(default: Any, about: str) -> Any:
 class ServerConfig:
     """Everything about a server that is not the model, the policy or the settings."""
 
-    host: str = _option("127.0.0.1", "Address to listen at; 0.0.0.0: every one that the machine has.")
+    host: str = _option("127.0.0.1", "Address to listen at; 0.0.0.0: every address of the machine.")
     port: int = _option(8000, "Port to listen at; 0: a free one.")
     max_batch_size: int = _option(8, "Texts decoded together.")
-    max_queue: int = _option(64, "Texts that may wait; whoever comes then is told to come again (429).")
+    max_queue: int = _option(64, "Texts that may wait; a request beyond them gets 429.")
     max_body_bytes: int = _option(4 * 2**20, "Largest request body.")
     served_model_name: str | None = _option(None, "Name of the model for clients. [default: as loaded]")
     warmup_prompt_tokens: int | None = _option(
@@ -30,19 +30,19 @@ class ServerConfig:
     api_key: str | None = field(default=None, repr=False)  # what clients must show; None: nothing
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_queue", "max_body_bytes"):
-            if getattr(self, name) < 1:
-                raise UnmaskError(f"{name} must be at least 1, got {getattr(self, name)}")
+        least = {"max_batch_size": 1, "max_queue": 1, "max_body_bytes": 1, "warmup_prompt_tokens": 0}
+        for name, low in least.items():
+            if (value := getattr(self, name)) is not None and value < low:
+                raise UnmaskError(f"{name} must be at least {low}, got {value}")
         if not 0.0 <= self.grace_s < float("inf"):
             raise UnmaskError(f"grace_s must be a number of at least 0, got {self.grace_s}")
         if not 0 <= self.port < 2**16:
             raise UnmaskError(f"port must be in [0, 65535], got {self.port}")
-        if self.warmup_prompt_tokens is not None and self.warmup_prompt_tokens < 0:
-            raise UnmaskError(f"warmup_prompt_tokens must be at least 0, got {self.warmup_prompt_tokens}")
         for name in ("host", "served_model_name", "api_key"):
             if getattr(self, name) == "":
                 raise UnmaskError(f"{name} must not be empty")
-        if self.served_model_name is not None and not self.served_model_name.isprintable():
+        if not (self.served_model_name or "").isprintable():
             raise UnmaskError(f"served_model_name must be printable, got {self.served_model_name!r}")
-        if self.api_key is not None and not (self.api_key.isprintable() and self.api_key == self.api_key.strip()):
+        key = self.api_key or ""
+        if not key.isprintable() or key != key.strip():
             raise UnmaskError("the API key must be printable UTF-8, without white space at its ends")

@@ -1,7 +1,9 @@
-"""What goes wrong, as OpenAI's clients expect to hear it: a status, and `{"error": {message, type, param, code}}`."""
+"""What goes wrong, as OpenAI's clients expect it: a status, and `{"error": {message, type, param, code}}`."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -30,9 +32,8 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = {429: "rate_limit_error"}.get(
-            self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error"
-        )
+        kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status_code == 429 else kind
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -41,18 +42,13 @@ def wrong(message: object, *, param: str | None = None) -> ApiError:
     return ApiError(400, str(message), param=param)
 
 
-def unknown_model(name: str, served: str) -> ApiError:
-    message = f"the model {name!r} does not exist here; this server has {served!r}"
-    return ApiError(404, message, param="model", code="model_not_found")
-
-
-def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-
-
-def queue_full(limit: int) -> ApiError:
-    message = f"the queue of {limit} is full; come again in a moment"
-    return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+@contextmanager
+def blaming(param: str | None) -> Generator[None]:
+    """Answer an error of ours, or a number that is too large, with 400 and the name of the field."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise wrong(error, param=param) from error
 
 
 def closing() -> ApiError:
@@ -60,7 +56,7 @@ def closing() -> ApiError:
 
 
 def failed(error: BaseException) -> ApiError:
-    """What a client hears of an error in the engine: ours in full, of others nothing that it could not use."""
+    """An error of the engine, as a client gets it: ours in full, of any other its kind alone."""
     if isinstance(error, OutOfMemory):
         return ApiError(503, str(error), code="out_of_memory")
     if isinstance(error, UnmaskError):

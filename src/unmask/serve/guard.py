@@ -1,16 +1,25 @@
-"""The door: with an API key set, only who shows it comes in; /health is open to all."""
+"""What stands before the handlers: the API key, where the server has one, and the check of bodies.
+
+A body is read with suspicion: no more than the limit, and nothing but JSON as it is defined.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Callable
-from typing import Any
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, NoReturn
 
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse
 
-from unmask.serve.errors import ApiError
+from unmask.serve.errors import ApiError, closing, wrong
 
-OPEN = "/health"
+MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
+OPEN = "/health"  # to all, whatever the key
 
 
 class Guard:
@@ -24,9 +33,8 @@ class Guard:
         if scope["type"] != "http" or scope["path"] == OPEN or self._welcome(scope["headers"]):
             await self.app(scope, receive, send)
             return
-        error = ApiError(
-            401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", code="invalid_api_key"
-        )
+        message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+        error = ApiError(401, message, code="invalid_api_key")
         answer = JSONResponse(error.body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
         await answer(scope, receive, send)
 
@@ -35,3 +43,86 @@ class Guard:
             return True
         scheme, _, shown = dict(headers).get(b"authorization", b"").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(shown.strip(), self.expected)
+
+
+class CheckedRequest(Request):
+    """A request whose body is read up to a limit, and only while the server takes work."""
+
+    async def body(self) -> bytes:
+        if hasattr(self, "_body"):
+            return self._body
+        if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            # Also keeps out pages in a browser, which may send other types here without asking.
+            raise wrong("send the body with the header Content-Type: application/json")
+        served = self.app.state.served
+        told = self.headers.get("content-length", "")
+        self._check_size(int(told) if told.isdecimal() else 0)
+        if not served.worker.accepting:
+            raise closing()
+        try:
+            async with asyncio.timeout(None) as upload:  # rescheduled when the server stops
+                served.uploads.add(upload)
+                return await super().body()
+        except TimeoutError as error:
+            raise closing() from error
+        finally:
+            served.uploads.discard(upload)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        size = 0
+        async for piece in super().stream():
+            size += len(piece)
+            self._check_size(size)
+            yield piece
+
+    def _check_size(self, size: int) -> None:
+        most = self.app.state.served.config.max_body_bytes
+        if size > most:
+            raise ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
+
+    async def json(self) -> Any:
+        body = await self.body()
+        _check_containers(body)
+        try:
+            return json.loads(body.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
+        except UnicodeDecodeError as error:
+            raise wrong(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+        except RecursionError as error:
+            raise wrong("the body is nested too deeply") from error
+        except ValueError as error:
+            raise wrong(f"the body is not JSON: {str(error).partition(';')[0]}") from error
+
+
+class CheckedRoute(APIRoute):
+    """A route whose handler gets such requests."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_checked(request: Request) -> Response:
+            return await handle(CheckedRequest(request.scope, request.receive))
+
+        return handle_checked
+
+
+def _check_containers(body: bytes) -> None:
+    """Refuse a body of very many lists and objects before it is parsed."""
+    if body.count(b"[") + body.count(b"{") <= MOST_CONTAINERS:
+        return
+    quotes = body.replace(rb"\\", b"").replace(rb"\"", b"")  # every quote that is left begins or ends a string
+    outside = b"".join(quotes.split(b'"')[::2])
+    found = outside.count(b"[") + outside.count(b"{")
+    if found > MOST_CONTAINERS:
+        raise wrong(f"the body may hold at most {MOST_CONTAINERS} lists and objects, got {found}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise wrong(f"the body has {name!r} twice in one object")
+    return found
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")

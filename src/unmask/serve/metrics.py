@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -22,33 +23,22 @@ class Metrics:
 
     def __init__(self) -> None:
         own = self.registry = CollectorRegistry()
-        self.requests = Counter("unmask_http_requests_total", "Requests answered.", ["route", "status"], registry=own)
-        self.in_flight = Gauge("unmask_http_requests_in_flight", "Requests not answered yet.", registry=own)
-        self.duration = Histogram(
-            "unmask_http_request_duration_seconds",
-            "From a request to the end of its answer.",
-            ["route"],
-            buckets=SECONDS,
-            registry=own,
-        )
-        self.waiting = Gauge("unmask_queue_texts", "Texts that wait to be decoded.", registry=own)
-        self.passes = Counter(
-            "unmask_forward_passes_total", "Forward passes, counted for each text in the batch.", registry=own
-        )
-        self.committed = Counter(
-            "unmask_committed_tokens_total", "Tokens committed; one that was reopened counts again.", registry=own
-        )
-        self.kept = Counter("unmask_kept_tokens_total", "Tokens of the texts that were finished.", registry=own)
-        self.prompt = Counter("unmask_prompt_tokens_total", "Tokens of the prompts that were finished.", registry=own)
-        self.first_text = Histogram(
-            "unmask_time_to_first_text_seconds",
-            "From joining the queue to the first letter that is certain.",
-            buckets=SECONDS,
-            registry=own,
-        )
+        count, gauge = partial(Counter, registry=own), partial(Gauge, registry=own)
+        times = partial(Histogram, buckets=SECONDS, registry=own)
+        self.requests = count("unmask_http_requests_total", "Requests answered.", ["route", "status"])
+        self.in_flight = gauge("unmask_http_requests_in_flight", "Requests not answered yet.")
+        about = "From a request to the end of its answer."
+        self.duration = times("unmask_http_request_duration_seconds", about, ["route"])
+        self.waiting = gauge("unmask_queue_texts", "Texts that wait to be decoded.")
+        self.passes = count("unmask_forward_passes_total", "Forward passes, counted for each text in the batch.")
+        self.committed = count("unmask_committed_tokens_total", "Tokens committed; one that was reopened counts again.")
+        self.kept = count("unmask_kept_tokens_total", "Tokens of the texts that were finished.")
+        self.prompt = count("unmask_prompt_tokens_total", "Tokens of the prompts that were finished.")
+        about = "From joining the queue to the first letter that is certain."
+        self.first_text = times("unmask_time_to_first_text_seconds", about)
 
     def heard(self, event: StreamEvent, *, wanted: bool = True) -> None:
-        """Count what one pass did to one text; that of a client who left is never finished, though it may end."""
+        """Count what one pass did to one text. The text of a client that left may end, but is never finished."""
         if event.step is not None:
             self.passes.inc()
             self.committed.inc(len(event.step.committed))
@@ -90,7 +80,7 @@ class Counting:
             try:
                 await self.app(scope, receiving, sending)
             finally:
-                # The route's pattern, not the path: anybody can make up paths, and each would stay for ever.
+                # The route's pattern, not the path: a client can make up paths, and each would stay for ever.
                 route = getattr(scope.get("route"), "path", "other")
                 self.metrics.requests.labels(route, status).inc()
                 self.metrics.duration.labels(route).observe(time.perf_counter() - began)

@@ -15,13 +15,12 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 
 from unmask.engine.generator import Generator
 from unmask.engine.plan import plan
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import Policy
-from unmask.serve.app import create_app
+from unmask.serve.app import Served, create_app
 from unmask.serve.config import ServerConfig
 from unmask.serve.worker import Worker
 from unmask.settings import Settings
@@ -38,7 +37,7 @@ ACCESS_LOG = {
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A socket at the server's address; nobody can connect before the server listens."""
+    """A socket at the server's address; clients cannot connect before the server listens."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind)
@@ -64,36 +63,35 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if bound.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
-class Server:
-    """An engine and the HTTP server before it; `say` hears what a person at the terminal wants to know."""
+class Server(uvicorn.Server):
+    """An engine and uvicorn before it; `say` gets the lines for the terminal.
+
+    When it is told to stop, requests under way get their time. Then it ends with status 0.
+    """
 
     def __init__(
-        self,
-        llm: Generator,
-        config: ServerConfig,
-        *,
-        policy: Policy,
-        settings: Settings,
-        say: Callable[[str], None],
+        self, llm: Generator, config: ServerConfig, *, policy: Policy, settings: Settings, say: Callable[[str], None]
     ) -> None:
-        self.llm, self.config, self.policy, self.settings, self.say = llm, config, policy, settings, say
         self.max_tokens = plan(llm.model, policy, settings).max_tokens
         if self.max_tokens >= llm.spec.max_length:
-            room = f"the {llm.spec.max_length} positions of {llm.spec.name}"
-            raise UnmaskError(
-                f"max_tokens={self.max_tokens} leaves no room for a prompt in {room}; give a smaller --max-tokens"
-            )
+            room = f"leaves no room for a prompt in the {llm.spec.max_length} positions of {llm.spec.name}"
+            raise UnmaskError(f"max_tokens={self.max_tokens} {room}; give a smaller --max-tokens")
+        self.say = say
         self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue, on_broken=self.stop)
-        app = create_app(self.worker, config, policy=policy, settings=settings)
-        self._http = _Http(app, self.worker, config, say)
+        self.served = Served(worker=self.worker, config=config, policy=policy, settings=settings)
+        self.stopping: asyncio.AbstractEventLoop | None = None  # the event loop, while the server stops
+        self.hurried = False
+        # No other log of its own: what goes wrong reaches stderr through Python's last resort, and nothing else does.
+        options: dict[str, Any] = {"log_config": ACCESS_LOG if config.access_log else None, "ws": "none"}
+        options |= {"access_log": config.access_log, "lifespan": "off", "server_header": False}
+        last = math.ceil(config.grace_s) + 10  # for a task that goes on though its client is gone
+        super().__init__(uvicorn.Config(create_app(self.served), timeout_graceful_shutdown=last, **options))
 
-    def run(self, bound: socket.socket) -> None:
+    def run(self, bound: socket.socket) -> None:  # ty: ignore[incompatible-method-override]
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
-        name = self.config.served_model_name or self.llm.spec.name
-        self._http.on_ready = lambda: self.say(f"serving {name} at {url_of(bound)}")
         try:
             self.worker.start(self._warm_up)
-            self._http.run(sockets=[bound])
+            super().run(sockets=[bound])
         finally:
             self.worker.stop()
         if self.worker.broken:
@@ -101,59 +99,46 @@ class Server:
 
     def stop(self) -> None:
         """Have `run` return, when the requests under way are answered or their time is up; from any thread."""
-        self._http.should_exit = True
+        self.should_exit = True
 
     def _warm_up(self) -> None:
         """Have everything compiled and captured before the first request, which would pay for it otherwise."""
-        length = self.config.warmup_prompt_tokens
+        llm, config = self.worker.llm, self.served.config
+        length = config.warmup_prompt_tokens
         if length is None:
-            length = min(WARMUP_PROMPT_TOKENS, self.llm.spec.max_length - self.max_tokens)
+            length = min(WARMUP_PROMPT_TOKENS, llm.spec.max_length - self.max_tokens)
         if length < 1:
             return
         began = time.perf_counter()
-        rows = self.config.max_batch_size
-        self.llm.warmup(prompt_tokens=length, batch_size=rows, policy=self.policy, settings=self.settings)
-        if self.llm.model.device.type == "cuda":
+        options = {"policy": self.served.policy, "settings": self.served.settings}
+        llm.warmup(prompt_tokens=length, batch_size=config.max_batch_size, **options)
+        if llm.model.device.type == "cuda":
             self.say(f"warmed up in {time.perf_counter() - began:.1f} s")
-
-
-class _Http(uvicorn.Server):
-    """uvicorn, which gives requests their time when it is told to stop, and then ends with status 0."""
-
-    def __init__(self, app: FastAPI, worker: Worker, config: ServerConfig, say: Callable[[str], None]) -> None:
-        # No other log of its own: what goes wrong reaches stderr through Python's last resort, and nothing else does.
-        log_config = ACCESS_LOG if config.access_log else None
-        options: dict[str, Any] = {"log_config": log_config, "access_log": config.access_log}
-        options |= {"ws": "none", "lifespan": "off"}
-        last = math.ceil(config.grace_s) + 10  # of the last resort: a task that does not heed that its client is gone
-        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=last, server_header=False, **options))
-        self.app, self.worker, self.chosen, self.say = app, worker, config, say
-        self.on_ready: Callable[[], None] = lambda: None
-        self.loop: asyncio.AbstractEventLoop | None = None  # while it stops
-        self.hurried = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except OSError as error:  # somebody else had bound the port as well, and was the first to listen
-            raise _cannot_listen(self.chosen, error) from error
-        self.on_ready()
+        except OSError as error:  # another process had bound the port as well, and was the first to listen
+            raise _cannot_listen(self.served.config, error) from error
+        for bound in sockets or ():
+            self.say(f"serving {self.served.name} at {url_of(bound)}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.worker.refuse()
-        self.app.state.served.uploads.drop_all()
-        self.loop = asyncio.get_running_loop()
+        for upload in self.served.uploads:
+            upload.reschedule(0.0)
+        self.stopping, grace_s = asyncio.get_running_loop(), self.served.config.grace_s
         if (left := self.worker.under_way()) and not self.hurried:
             whose = "1 request has" if left == 1 else f"{left} requests have"
-            self.say(f"{whose} {self.chosen.grace_s:g} s to be finished; a second signal drops what is left")
-        timer = self.loop.call_later(0.0 if self.hurried else self.chosen.grace_s, self._drop)
+            self.say(f"{whose} {grace_s:g} s to be finished; a second signal drops what is left")
+        timer = self.stopping.call_later(0.0 if self.hurried else grace_s, self._drop)
         await super().shutdown(sockets)
         timer.cancel()
 
     def _drop(self) -> None:
         self.worker.drop_all()
-        assert self.loop is not None
-        self.loop.call_later(FAREWELL_S, self._hang_up)
+        assert self.stopping is not None
+        self.stopping.call_later(FAREWELL_S, self._hang_up)
 
     def _hang_up(self) -> None:
         for connection in list(self.server_state.connections):
@@ -162,8 +147,8 @@ class _Http(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks to stop, the next to stop at once."""
         self.hurried, self.should_exit = self.should_exit, True
-        if self.loop is not None:
-            self.loop.call_soon_threadsafe(self._drop)
+        if self.stopping is not None:
+            self.stopping.call_soon_threadsafe(self._drop)
 
     @contextmanager
     def capture_signals(self) -> abc.Generator[None]:

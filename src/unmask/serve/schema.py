@@ -1,10 +1,12 @@
 """What comes in and goes out over HTTP: OpenAI's requests and answers, and what we add to them under `decoding`.
 
-pydantic lives only here. A request is checked for its shape; what its values mean is for translate.py.
+pydantic is used only here. A request is checked for its shape; what its values mean is for translate.py. The models of
+answers are for the OpenAPI document.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -12,10 +14,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapt
 
 from unmask.settings import Settings
 
-MOST_CHOICES = 128  # of one prompt, as with OpenAI
-MOST_STOPS = 64  # strings, each of which is looked for after every pass
-MOST_ITEMS = 4096  # prompts, messages, or parts of one: while pydantic goes through them, nobody else is answered
-# Instead of a line for each form that a value may have.
+MOST_STOPS = 64  # strings, each of which is looked for after every pass; counted in translate.py
+# Said instead of pydantic's line for each form that a value may have.
 FORMS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
     "suffix": "a text or a list of token ids",
@@ -31,12 +31,6 @@ def _decoding_schema() -> dict[str, Any]:
     return {"type": "object", "description": about, "properties": own | known, "additionalProperties": True}
 
 
-Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
-# In every list that comes in, pydantic stops at the first fault: one error for each of a million would take minutes.
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Few = Field(fail_fast=True, max_length=MOST_ITEMS)
-
-
 def _form(prompt: Any) -> str:
     """Which form of a prompt is meant, by its first element: to try one after the other would take too long."""
     if not isinstance(prompt, list):
@@ -46,17 +40,22 @@ def _form(prompt: Any) -> str:
     return "texts" if isinstance(prompt[0], str) else "lists"
 
 
+Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
+FirstFault = Field(fail_fast=True)  # for every list: one error for each of a million faults would take minutes
+TokenIds = Annotated[list[int], FirstFault]
+Texts = Annotated[list[str], FirstFault]
 Prompts = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[str], Few, Tag("texts")]
+    | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
-    | Annotated[list[TokenIds], Few, Tag("lists")],
+    | Annotated[list[TokenIds], FirstFault, Tag("lists")],
     Discriminator(_form),
 ]
+Reason = Literal["stop", "length"]
 
 
 class _Checked(BaseModel):
-    # Strict: what is written "5" or true is no number. Extra fields are kept, to be told of.
+    # Strict: what is written "5" or true is no number. Extra fields are kept, to be reported as ignored.
     model_config = ConfigDict(strict=True, extra="allow")
 
 
@@ -77,20 +76,18 @@ class Message(_Checked):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Few]
+    content: str | Annotated[list[TextPart], FirstFault]
 
 
 class _Request(_Checked):
     model: str | None = Field(None, description="The served model; left out: the same.")
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = Field(
-        None, description="Left out: the server's, which is 0 unless it was told otherwise."
-    )
+    temperature: float | None = Field(None, description="Left out: the server's, which is 0 by default.")
     top_p: float | None = None
-    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    n: int | None = Field(None, ge=1, le=128)  # as with OpenAI
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
+    stop: str | Annotated[Texts, Field(json_schema_extra={"maxItems": MOST_STOPS})] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Any = None
@@ -107,7 +104,10 @@ class CompletionRequest(_Request):
 class ChatRequest(_Request):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1), Few]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+
+
+Body = CompletionRequest | ChatRequest
 
 
 class Usage(BaseModel):
@@ -119,7 +119,7 @@ class Usage(BaseModel):
 
 
 class DecodingReport(BaseModel):
-    """How it was decoded; passes are those of all choices together."""
+    """How it was decoded; passes count for all choices together."""
 
     policy: str
     forward_passes: int
@@ -132,7 +132,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Reason | None = None
 
 
 class ChatText(BaseModel):
@@ -144,7 +144,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ChatText
     logprobs: None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Reason
 
 
 class _Answer(BaseModel):
@@ -200,23 +200,14 @@ class ErrorBody(BaseModel):
 
 def complaint(errors: Sequence[Any]) -> tuple[str, str | None]:
     """The first of pydantic's errors in one line, and the field that it is about."""
-    first = next((error for error in errors if error["type"] == "too_long"), errors[0])
-    param, form = "", None
+    first, param = errors[0], ""
     for part in (part for part in first["loc"] if part != "body"):
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
         if part in FORMS:  # what follows names the form that was tried, not a place
-            form = FORMS[str(part)]
-            break
-    if first["type"] == "too_long":
-        return f"{param} must hold at most {first['ctx']['max_length']}, got {first['ctx']['actual_length']}", param
-    if form is not None:
-        return f"{param} must be {form}", param
+            return f"{param} must be {FORMS[part]}", param
     if first["type"] == "string_unicode":
         return f"{param or 'the body'} has a field whose name holds half a surrogate pair", param or None
     if not param:
         return "the body must be a JSON object", None
-    if first["type"] == "missing":
-        return f"{param} is missing", param
-    said = first["msg"]
-    wanted = said.removeprefix("Input should be ")
-    return (f"{param}: {said}" if wanted == said else f"{param} must be {wanted}"), param
+    said = "is missing" if first["type"] == "missing" else re.sub(r"^\w+ should", "must", first["msg"])
+    return f"{param} {said}", param

@@ -1,7 +1,7 @@
-"""The one thread that owns the model: it decodes what waits, and tells each client's side what became of its texts.
+"""The one thread that owns the model: it decodes the texts that wait, and reports to each client's side.
 
-Batching is the engine's; here are the limit of its line, and what happens when work fails or the server is told to
-stop. Knows nothing of HTTP but the errors that clients hear.
+Batching is the engine's. Here are the limit of its line, and what happens when work fails or the server stops. Knows
+nothing of HTTP but the errors that clients get.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from unmask.engine.generator import Generator
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError
-from unmask.serve.errors import ApiError, closing, failed, queue_full
+from unmask.serve.errors import ApiError, closing, failed
 from unmask.serve.metrics import Metrics
 from unmask.types import Output, StreamEvent
 
@@ -28,19 +29,19 @@ MOST_FAILURES = 3  # in a row, before the model itself is tried
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """The texts of one HTTP request, and what the engine says of them; belongs to the event loop it was made in."""
+    """The texts of one HTTP request, and the engine's news of them; belongs to the event loop that it was made in."""
 
     requests: Sequence[Request]
-    streamed: bool = True  # else it is told of outputs and errors only: each word wakes the event loop
+    streamed: bool = True  # else it gets outputs and errors only: each piece of news wakes the event loop
     began: float = field(default_factory=time.perf_counter)
-    has_text: bool = False  # the engine thread's own notes
-    put_back: bool = False  # into the line, after a failure that may have been another's
+    has_text: bool = False  # this and the next are the engine thread's own notes
+    put_back: bool = False  # into the line, after a failure that another ticket may have caused
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _news: asyncio.Queue[tuple[int, StreamEvent] | ApiError] = field(default_factory=asyncio.Queue)
 
     def tell(self, news: tuple[int, StreamEvent] | ApiError) -> None:
         """Pass on an event and the number of its text, or the error that ends them all; from any thread."""
-        with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody left to hear it
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the connection
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
     async def events(self) -> AsyncIterator[tuple[int, StreamEvent]]:
@@ -58,10 +59,12 @@ class Ticket:
         found = {index: event.output async for index, event in self.events() if event.output is not None}
         return [found[index] for index in range(len(found))]
 
-    def abandon(self) -> None:
-        """Have the engine drop what is left of it."""
+    def abandon(self, error: ApiError | None = None) -> None:
+        """Have the engine drop what is left of it, and tell why."""
         for request in self.requests:
             request.abandon()
+        if error is not None:
+            self.tell(error)
 
 
 class Worker:
@@ -71,47 +74,42 @@ class Worker:
         self, llm: Generator, *, rows: int, max_queue: int, on_broken: Callable[[], None] = lambda: None
     ) -> None:
         self.llm, self.max_queue, self.on_broken = llm, max_queue, on_broken
-        self._scheduler = Scheduler(rows=rows)
         self.metrics = Metrics()
         self.metrics.waiting.set_function(self.waiting)
+        self.broken = False  # the model cannot be run any more
+        self._scheduler = Scheduler(rows=rows)
         self._line = self._scheduler.line
-        self._open: dict[int, tuple[Ticket, int]] = {}  # by the id of the request: its ticket, its number there
+        self._open: dict[Request, tuple[Ticket, int]] = {}  # what is not answered yet: its ticket, its number there
         self._work = threading.Condition()  # guards the two above, except that the engine takes from the line
         self._refusing = self._stopped = False
         self._thread: threading.Thread | None = None
-        self._prepared = threading.Event()
+        self._prepared: Future[None] = Future()
         self._failures = 0  # in a row, without a pass between
-        self.broken = False  # the model cannot be run any more
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start the thread, and return when it has prepared itself; an error in that is raised here.
 
         Whatever the device keeps for each thread must be prepared in the thread that decodes.
         """
-        errors: list[BaseException] = []
 
         def run() -> None:
             try:
-                prepare()
+                self._prepared.set_result(prepare())
             except BaseException as error:
-                errors.append(error)
-            finally:
-                self._prepared.set()
-            if not errors:
+                self._prepared.set_exception(error)
+            else:
                 self._serve()
 
         self._thread = threading.Thread(target=run, name="unmask-engine", daemon=True)
         self._thread.start()
-        self._prepared.wait()
-        if errors:
-            raise errors[0]
+        self._prepared.result()
 
     @property
     def accepting(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and not self._refusing
 
     def waiting(self) -> int:
-        """How many texts wait for the engine, those that nobody wants any more left out."""
+        """How many texts wait for the engine; a text whose client has left does not count."""
         with self._work:
             return sum(not request.abandoned for request in self._line.copy())
 
@@ -120,36 +118,35 @@ class Worker:
         if not self.accepting:
             raise closing()
         if self.waiting() + texts > self.max_queue:
-            raise queue_full(self.max_queue)
+            message = f"the queue of {self.max_queue} is full; come again in a moment"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
     def submit(self, requests: Sequence[Request], *, streamed: bool = True) -> Ticket:
         """Put requests into the line, all or none."""
         ticket = Ticket(requests, streamed)
         with self._work:
             self.check_room(len(requests))
-            for number, request in enumerate(requests):
-                self._open[id(request)] = ticket, number
+            self._open |= {request: (ticket, number) for number, request in enumerate(requests)}
             self._line.extend(requests)
             self._work.notify()
         return ticket
 
     def refuse(self) -> None:
-        """Take nothing new; what was taken goes on."""
+        """Take no new work; the work under way goes on."""
         self._refusing = True
 
     def under_way(self) -> int:
-        """How many tickets are waited for."""
+        """How many tickets are not answered yet; a ticket whose client has left does not count."""
         with self._work:
-            return len({ticket for ticket, number in self._open.values() if not ticket.requests[number].abandoned})
+            return len({ticket for request, (ticket, _) in self._open.items() if not request.abandoned})
 
     def drop_all(self) -> None:
-        """End what is left at once: its clients hear that the server is shutting down."""
+        """End what is left at once: its clients are told that the server is shutting down."""
         self.refuse()
         with self._work:
             tickets = {ticket for ticket, _ in self._open.values()}
         for ticket in tickets:
-            ticket.abandon()
-            ticket.tell(closing())
+            ticket.abandon(closing())
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Drop what is left and end the thread, at the latest after the pass that is under way."""
@@ -157,7 +154,7 @@ class Worker:
         with self._work:
             self._stopped = True
             self._work.notify()
-        if self._thread is not None and self._prepared.is_set():  # a warm-up cannot be ended, only left alone
+        if self._thread is not None and self._prepared.done():  # a warm-up cannot be ended, only left alone
             self._thread.join(timeout_s)
 
     def _serve(self) -> None:
@@ -175,22 +172,22 @@ class Worker:
                 self._fail(error, head)
 
     def _hear(self, request: Request, event: StreamEvent) -> None:
-        if event.step is not None:
-            self._failures = 0
+        """Count an event and pass it on."""
         self.metrics.heard(event, wanted=not request.abandoned)
-        if len(self._line) > self.max_queue:
-            self._sweep()
-        ticket, number = self._open.get(id(request), (None, 0))
-        error = None if event.step is None else event.step.error
-        if event.output is not None or request.abandoned or error is not None:
-            with self._work:
-                self._open.pop(id(request), None)
+        error = None
+        if event.step is not None:
+            self._failures, error = 0, event.step.error
+        with self._work:
+            if len(self._line) > self.max_queue:
+                self._forget_abandoned()
+            ticket, number = self._open.get(request, (None, 0))
+            if event.output is not None or request.abandoned or error is not None:
+                self._open.pop(request, None)
         if ticket is None or request.abandoned:
             return
-        if error is not None:  # other clients' texts go on, but not the others of this ticket
+        if error is not None:  # the texts of other tickets go on
             log.error("decoding failed: %s", error)
-            ticket.abandon()
-            ticket.tell(failed(error))
+            ticket.abandon(failed(error))
             return
         if event.text_delta and not ticket.has_text:
             ticket.has_text = True
@@ -198,50 +195,42 @@ class Worker:
         if ticket.streamed or event.output is not None:
             ticket.tell((number, event))
 
-    def _sweep(self) -> None:
-        """Forget those in the line whom nobody waits for; in the engine's thread, which alone takes from the line."""
-        with self._work:
-            for _ in range(len(self._line)):
-                request = self._line.popleft()
-                if request.abandoned:
-                    self._open.pop(id(request), None)
-                else:
-                    self._line.append(request)
+    def _forget_abandoned(self) -> None:
+        """Take abandoned requests out of the line; in the engine's thread, which alone takes from the line."""
+        for _ in range(len(self._line)):
+            request = self._line.popleft()
+            if request.abandoned:
+                self._open.pop(request, None)
+            else:
+                self._line.append(request)
 
     def _fail(self, error: Exception, head: Request) -> None:
-        """Tell those whose texts are lost; the others wait on, or again."""
+        """End the tickets whose texts were lost with a batch.
+
+        A ticket that was in it without a pass has lost nothing: it waits again, at the head of the line. But only once,
+        and not if it was there alone, since it may be at fault itself.
+        """
         log.error("decoding failed: %s", error, exc_info=None if isinstance(error, UnmaskError) else error)
         with self._work:
-            if self._line and self._line[0] is head:
-                # An engine that fails before it takes anybody would do so for ever.
+            if self._line and self._line[0] is head:  # the engine took no text, and would fail like this for ever
                 self._line.popleft()
-            lost = self._lost()
+            waiting = set(self._line)
+            batch = [(request, ticket) for request, (ticket, _) in self._open.items() if request not in waiting]
+            alone = len({ticket for _, ticket in batch}) == 1
+            lost = {ticket for request, ticket in batch if alone or ticket.put_back or request.canvas.passes}
+            for request, ticket in reversed(batch):
+                ticket.put_back = True
+                if ticket in lost:
+                    del self._open[request]
+                else:
+                    self._line.appendleft(request)
         self._failures += not isinstance(error, UnmaskError)
         if self._failures >= MOST_FAILURES and not self._runs():
             self.broken = True
             self.drop_all()
             self.on_broken()
         for ticket in lost:
-            ticket.abandon()
-            ticket.tell(failed(error))
-
-    def _lost(self) -> set[Ticket]:
-        """Those whose texts failed with the batch; who was in it without a pass has lost nothing, and waits again.
-
-        Only once: nobody knows whose fault it was, and it may be that of one who was put back. Who was alone is known.
-        """
-        waiting = {id(request) for request in self._line}
-        taken = [(ticket, ticket.requests[number]) for ticket, number in self._open.values()]
-        taken = [(ticket, request) for ticket, request in taken if id(request) not in waiting]
-        alone = len({ticket for ticket, _ in taken}) == 1
-        lost = {ticket for ticket, request in taken if alone or ticket.put_back or request.canvas.passes}
-        again = [request for ticket, request in taken if ticket not in lost]
-        self._line.extendleft(reversed(again))
-        for ticket, request in taken:
-            ticket.put_back = True
-            if ticket in lost:
-                del self._open[id(request)]
-        return lost
+            ticket.abandon(failed(error))
 
     def _runs(self) -> bool:
         """Whether the model can be run at all: a client that repeats a request which fails must not end the server."""

@@ -44,8 +44,8 @@ class Task(Protocol):
         ...
 
     def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
-        """`check` for each pair, with what can be shared done once."""
-        ...
+        """`check` for each pair; a task may do once what the pairs share."""
+        return [self.check(item, text) for item, text in zip(items, texts, strict=True)]
 
 
 tasks: Registry[Task] = Registry("task", "unmask.tasks")

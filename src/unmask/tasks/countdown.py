@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unmask.errors import UnmaskError
-from unmask.tasks.base import Item, draw_items, tasks
+from unmask.tasks.base import Item, Task, draw_items, tasks
 
 PROMPT = "Countdown: "
 LARGEST, LARGEST_TARGET, LARGEST_RESULT = 99, 100, 999
@@ -36,7 +36,7 @@ class _Value:
 
 @tasks.register("countdown")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Countdown:
+class Countdown(Task):
     """Solvable by construction: random operations are applied until one number, the target, is left."""
 
     numbers: int | None = None  # how many are given: 2, 3 or 4; None: 3 and 4 in equal shares
@@ -81,18 +81,11 @@ class Countdown:
             table = table - used + Counter((result,))
         return +table == Counter((target,))
 
-    def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
-        return [self.check(item, text) for item, text in zip(items, texts, strict=True)]
-
 
 def _holds(left: int, op: str, right: int, result: int) -> bool:
-    if op == "+":
-        return left + right == result
-    if op == "-":
-        return left - right == result
-    if op == "*":
-        return left * right == result
-    return right > 0 and right * result == left
+    if op == "/":
+        return right > 0 and right * result == left
+    return result == {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
 def _combine(values: list[_Value], rng: random.Random) -> _Value | None:
@@ -114,19 +107,15 @@ def _combine(values: list[_Value], rng: random.Random) -> _Value | None:
 def _write(value: _Value, steps: list[str], rng: random.Random) -> None:
     """Append the equations that make the value, its terms in any order."""
     if value.op in ("+", "-"):
-        added: list[_Value] = []
-        taken: list[_Value] = []
-        _flatten(value, added, taken)
+        added, taken = _terms(value)
         rng.shuffle(added)
         rng.shuffle(taken)
         for term in added + taken:
             _write(term, steps, rng)
         total = added[0].number
-        for op, terms in (("+", added[1:]), ("-", taken)):
-            for term in terms:
-                result = total + term.number if op == "+" else total - term.number
-                steps.append(f"{total}{op}{term.number}={result}")
-                total = result
+        for number in (*(term.number for term in added[1:]), *(-term.number for term in taken)):
+            steps.append(f"{total}{number:+d}={total + number}")
+            total += number
     elif value.left is not None and value.right is not None:
         left, right = value.left, value.right
         if value.op == "*":
@@ -136,13 +125,11 @@ def _write(value: _Value, steps: list[str], rng: random.Random) -> None:
         steps.append(f"{left.number}{value.op}{right.number}={value.number}")
 
 
-def _flatten(value: _Value, added: list[_Value], taken: list[_Value]) -> None:
-    """Split a tree of sums and differences into the terms that are added and those that are taken away."""
+def _terms(value: _Value) -> tuple[list[_Value], list[_Value]]:
+    """The terms of a tree of sums and differences: the added ones and the subtracted ones."""
     if value.op not in ("+", "-") or value.left is None or value.right is None:
-        added.append(value)
-        return
-    _flatten(value.left, added, taken)
-    if value.op == "+":
-        _flatten(value.right, added, taken)
-    else:
-        _flatten(value.right, taken, added)
+        return [value], []
+    (added, taken), (right, opposite) = _terms(value.left), _terms(value.right)
+    if value.op == "-":
+        right, opposite = opposite, right
+    return added + right, taken + opposite

@@ -18,14 +18,14 @@ from types import CodeType
 from typing import Any, ClassVar
 
 from unmask import sandbox
-from unmask.tasks.base import Item, draw_items, tasks
-from unmask.tasks.primitives import INTS, TEXT, WORDS, Primitive
+from unmask.tasks.base import Item, Task, draw_items, tasks
+from unmask.tasks.primitives import PRIMITIVES, Primitive
 
 PROMPT = "Function: "
 TESTS = 10
 SPELLED = 0.25  # how often a small number is written as a word
 
-_NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+_NUMBERS = "two three four five six seven eight nine".split()
 _LETTERS = "aeioubcdlmnprst"
 _INTRODUCTIONS = {
     "ints": ("given a list of integers,", "take a list of numbers and", "for a list of integers:"),
@@ -38,41 +38,16 @@ _MAPPED = re.compile(r"\[(?P<value>(?:(?! for ).)+) for (?P<name>\w) in x\]")
 _FILTERED = re.compile(r"\[(?P<name>\w) for (?P=name) in x if (?P<value>.+)\]")
 _FRONT = re.compile(r"x\[:(?P<stop>[^:]*)\]")
 _LINKS = (", then ", "; after that, ", " and then ")
-_BY_SOURCE = {"ints": INTS, "text": TEXT, "words": WORDS}
-_PHRASES = [
-    "Level",
-    "up",
-    "Anna",
-    "noon",
-    "tea",
-    "stats",
-    "cabbage",
-    "lemon",
-    "Otto",
-    "river",
-    "street",
-    "apple",
-    "data",
-    "radar",
-    "minus",
-    "tree",
-    "Rabbit",
-    "moon",
-    "salad",
-    "bottle",
-    "cat",
-    "lamp",
-    "pad",
-    "Sister",
-    "toast",
-    "ruler",
-    "acid",
-]
+_BY_SOURCE = {source: [p for p in PRIMITIVES if p.source == source] for source in _INTRODUCTIONS}
+_PHRASES = (
+    "Level up Anna noon tea stats cabbage lemon Otto river street apple data radar minus tree Rabbit moon salad "
+    "bottle cat lamp pad Sister toast ruler acid"
+).split()
 
 
 @tasks.register("list_functions")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListFunctions:
+class ListFunctions(Task):
     """Chains of operations whose types fit; numbers and truth values end a chain."""
 
     prefix: ClassVar[str] = PROMPT
@@ -112,7 +87,7 @@ def _chain(source: str, length: int, rng: random.Random) -> list[Primitive]:
 
 def _fill(primitive: Primitive, rng: random.Random) -> tuple[str, str]:
     """One wording and the expression of a primitive, with the same number and letters in both."""
-    number = rng.randint(primitive.low, primitive.high)
+    number = rng.choice(primitive.numbers)
     c, d = rng.sample(_LETTERS, 2)
     spelled = _NUMBERS[number - 2] if number <= 9 and rng.random() < SPELLED else str(number)
     asked, code = rng.choice(primitive.asked), primitive.code
@@ -165,5 +140,5 @@ def _compiled(line: str) -> CodeType:
 def _example(source: str, rng: random.Random) -> list[int] | list[str] | str:
     if source == "ints":
         return [rng.randint(-12, 20) for _ in range(rng.randint(0, 9))]
-    phrase = [rng.choice(_PHRASES) for _ in range(rng.randint(0, 6))]
+    phrase: list[str] = [rng.choice(_PHRASES) for _ in range(rng.randint(0, 6))]
     return phrase if source == "words" else " ".join(phrase)

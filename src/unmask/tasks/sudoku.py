@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unmask.tasks.base import Item, draw_items, tasks
+from unmask.tasks.base import Item, Task, draw_items, tasks
 
 PROMPT = "Sudoku: "
 HOLES = (40, 55)
@@ -29,7 +29,7 @@ _DIGITS = set("123456789")
 
 @tasks.register("sudoku")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sudoku:
+class Sudoku(Task):
     """Boards that are solvable by construction: holes punched into a solved grid."""
 
     prefix: ClassVar[str] = PROMPT
@@ -60,23 +60,15 @@ class Sudoku:
             return False
         return all({board[cell] for cell in unit} == _DIGITS for unit in _UNITS)
 
-    def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
-        return [self.check(item, text) for item, text in zip(items, texts, strict=True)]
-
 
 def solved_grid(rng: random.Random) -> list[int]:
     """A random full grid, by search that always fills the cell with the fewest candidates."""
     grid = [0] * 81
     for box in (0, 30, 60):  # the boxes of the diagonal do not see each other
-        for cell, digit in zip(
-            (box + 9 * r + c for r in range(3) for c in range(3)), rng.sample(range(1, 10), 9), strict=True
-        ):
-            grid[cell] = digit
-    options = {
-        cell: set(range(1, 10)) - {grid[peer] for peer in _PEERS[cell]}
-        for cell in rng.sample(_CELLS, 81)
-        if not grid[cell]
-    }
+        for place, digit in enumerate(rng.sample(range(1, 10), 9)):
+            grid[box + 9 * (place // 3) + place % 3] = digit
+    empty = [cell for cell in rng.sample(_CELLS, 81) if not grid[cell]]
+    options = {cell: set(range(1, 10)) - {grid[peer] for peer in _PEERS[cell]} for cell in empty}
     _fill(grid, options, rng)
     return grid
 
@@ -106,9 +98,8 @@ def shuffled(grid: list[int], rng: random.Random) -> list[int]:
         [3 * band + line for band in rng.sample(range(3), 3) for line in rng.sample(range(3), 3)] for _ in "rc"
     )
     names = [0, *rng.sample(range(1, 10), 9)]
-    if rng.random() < 0.5:
-        return [names[grid[9 * c + r]] for r in rows for c in columns]
-    return [names[grid[9 * r + c]] for r in rows for c in columns]
+    down, right = (1, 9) if rng.random() < 0.5 else (9, 1)
+    return [names[grid[down * r + right * c]] for r in rows for c in columns]
 
 
 def relabelled(board: list[int]) -> str:

@@ -13,24 +13,24 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unmask.tasks import stories_at_home, stories_at_work, stories_in_town
-from unmask.tasks.base import Item, draw_items, tasks
+from unmask.tasks import stories_at_home, stories_away
+from unmask.tasks.base import Item, Task, draw_items, tasks
 from unmask.tasks.story import DISTRACTIONS, FOOD, FRUIT, GOODS, PEOPLE, PRONOUNS, Story
 
 PROMPT = "Problem: "
-STORIES = (*stories_at_home.STORIES, *stories_at_work.STORIES, *stories_in_town.STORIES)
+STORIES = (*stories_at_home.STORIES, *stories_away.STORIES)
 LARGEST_RESULT = 9999
 DISTRACTED, SPELLED = 0.3, 0.25  # how often a distraction is told, and a small number written as a word
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _SLOT = re.compile(r"(\$?)\{(\w+)\}(%?)")
-_NAME = re.compile(r"[a-z]\w*")
+_NAME = re.compile(r"[a-z]")
 _FINAL = re.compile(r"####\s*\$?\s*(-?[0-9][0-9,]{0,15})(?:\.0{1,9})?(?!\.?[0-9])")
 
 
 @tasks.register("word_problems")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordProblems:
+class WordProblems(Task):
     """Stories whose every step is a positive whole number."""
 
     prefix: ClassVar[str] = PROMPT
@@ -44,9 +44,6 @@ class WordProblems:
         found, wanted = final_number(text), final_number(item.answer)
         return found is not None and found == wanted
 
-    def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
-        return [self.check(item, text) for item, text in zip(items, texts, strict=True)]
-
 
 def final_number(text: str) -> int | None:
     """The whole number after the first `####`, if there is one."""
@@ -59,76 +56,62 @@ def _tell(rng: random.Random) -> tuple[str, Item]:
     while (values := _draw_numbers(story, rng)) is None:
         pass
     words = _draw_words(rng)
-    told = [_render(rng.choice(wordings), values, words, rng) for wordings in story.told]
+    told = [_sentence(rng.choice(wordings), words, values, rng) for wordings in story.told]
     if rng.random() < DISTRACTED:
         values["odd"] = rng.randint(2, 60)
-        told.insert(rng.randint(0, len(told)), _render(rng.choice(DISTRACTIONS), values, words, rng))
-    told.append(_render(rng.choice(story.asked), values, words, rng))
-    steps = [_step(equation, text, values, words, rng) for equation, text in story.steps]
-    result = values[story.steps[-1][0].split("=")[0]]
-    numbers = ",".join(str(values[name]) for name in story.numbers)
+        told.insert(rng.randint(0, len(told)), _sentence(rng.choice(DISTRACTIONS), words, values, rng))
+    told.append(_sentence(rng.choice(story.asked), words, values, rng))
+    steps = [
+        _sentence(text.replace("{}", f"{_with_values(formula, values)}={values[name]}"), words, values, rng)
+        for name, formula, text in story.steps
+    ]
+    result = values[story.steps[-1][0]]
+    numbers = ",".join(str(values[name]) for name, _ in story.numbers)
     item = Item(prompt=PROMPT + " ".join(told), answer="\n".join([*steps, f"#### {result}"]), kind=story.name)
     return f"{story.name}:{numbers}", item
 
 
 def _draw_numbers(story: Story, rng: random.Random) -> dict[str, int] | None:
-    """A value for every number of the story and every step, or None if a step is not a positive whole number."""
+    """A value for every number of the story and every step, or None if one is not a positive whole number."""
     values: dict[str, int] = {}
-    for name, rule in story.numbers.items():
-        if isinstance(rule, str):
-            if (value := _value_of(rule, values)) == 0:
-                return None
-            values[name] = value
-        else:
-            values[name] = rng.randrange(rule[0], rule[1] + 1, rule[2] if len(rule) > 2 else 1)
-    for equation, _ in story.steps:
-        name, formula = equation.split("=")
-        if (value := _value_of(formula, values)) == 0:
+    for name, rule in story.rules():
+        value = _value_of(_with_values(rule, values)) if isinstance(rule, str) else rng.choice(rule)
+        if not 0 < value <= LARGEST_RESULT:
             return None
         values[name] = value
     return values
 
 
-def _value_of(formula: str, values: dict[str, int]) -> int:
-    """A formula over +, -, *, / from left to right (stories never mix ranks); 0 stands for anything unusable."""
+def _with_values(formula: str, values: dict[str, int]) -> str:
+    return _NAME.sub(lambda match: str(values[match[0]]), formula)
+
+
+def _value_of(formula: str) -> int:
+    """The value of a formula over numbers, from left to right; an inexact division makes it unusable, which is 0."""
     first, *rest = re.split(r"([-+*/])", formula)
-    total = _operand(first, values)
-    for op, operand in zip(rest[::2], rest[1::2], strict=True):
-        value = _operand(operand, values)
-        if op == "/":
-            total = total // value if value and total % value == 0 else 0
-        else:
-            total = total + value if op == "+" else total - value if op == "-" else total * value
-    return total if 0 < total <= LARGEST_RESULT else 0
+    total = int(first)
+    for op, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
+        if op == "/" and total % operand:
+            return 0
+        total = {"+": total + operand, "-": total - operand, "*": total * operand, "/": total // operand}[op]
+    return total
 
 
-def _operand(text: str, values: dict[str, int]) -> int:
-    return int(text) if text.isdecimal() else values[text]
+def _sentence(text: str, words: dict[str, str], values: dict[str, int], rng: random.Random) -> str:
+    """The text with its slots filled and a capital at its start."""
 
+    def fill(slot: re.Match[str]) -> str:
+        currency, name, percent = slot.groups()
+        if name in words:
+            return words[name]
+        value = values[name]
+        # Amounts of money and percentages are always digits.
+        if not currency and not percent and value <= 12 and rng.random() < SPELLED:
+            return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
+        return f"{currency}{value:,}{percent}"
 
-def _step(equation: str, text: str, values: dict[str, int], words: dict[str, str], rng: random.Random) -> str:
-    name, formula = equation.split("=")
-    sum_ = _NAME.sub(lambda match: str(values[match[0]]), formula)
-    return _render(text.replace("{}", f"{sum_}={values[name]}"), values, words, rng, spell=False)
-
-
-def _render(text: str, values: dict[str, int], words: dict[str, str], rng: random.Random, *, spell: bool = True) -> str:
-    """Fill the slots; a sentence starts with a capital."""
-    filled = _SLOT.sub(lambda slot: _fill(slot, values, words, rng, spell=spell), text)
+    filled = _SLOT.sub(fill, text)
     return filled[0].upper() + filled[1:]
-
-
-def _fill(
-    slot: re.Match[str], values: dict[str, int], words: dict[str, str], rng: random.Random, *, spell: bool
-) -> str:
-    """What stands in a slot. Amounts of money and percentages are always digits."""
-    currency, name, percent = slot.groups()
-    if name in words:
-        return words[name]
-    value = values[name]
-    if spell and not currency and not percent and value <= 12 and rng.random() < SPELLED:
-        return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
-    return f"{currency}{value:,}{percent}" if spell else f"{currency}{value}{percent}"
 
 
 def _draw_words(rng: random.Random) -> dict[str, str]:
