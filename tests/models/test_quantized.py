@@ -29,9 +29,9 @@ from unmask.models.checkpoint.weights import Weights
 from unmask.models.quantized import (
     FORMATS,
     QuantizedLinear,
+    bytes_to_load,
     check_format,
     deinterleave,
-    fill_quantized,
     interleave,
     product,
     quantize_rows,
@@ -218,7 +218,7 @@ def test_the_toy_has_nothing_to_quantise() -> None:
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(UnmaskError, match=r"^quantize needs a model with its layers in a ModuleList `blocks`; Linear"):
-        fill_quantized(nn.Linear(2, 2, device="meta"), "int8", torch.device("cpu"), lambda: None)
+        bytes_to_load(nn.Linear(2, 2, device="meta"), "int8")
 
 
 def test_memory_is_counted_in_bytes_of_what_is_stored(monkeypatch: pytest.MonkeyPatch, llada_folder: Path) -> None:

@@ -126,47 +126,33 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.stored.dtype}, bias={self.bias is not None}"
 
 
-def model_bytes(module: nn.Module, dtype: torch.dtype) -> int:
-    """Memory that all parameters take in that dtype."""
-    return sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
+def bytes_to_load(model: nn.Module, quantize: str | None) -> int:
+    """Memory that it takes to load a model; quantised: what stays, and one block that is not quantised yet."""
+    needed = _bytes(model)
+    if quantize is None:
+        return needed
+    blocks = blocks_of(model)
+    saved = sum(_bytes_saved(linear) for block in blocks for _, _, linear in _linears(block))
+    return needed - saved + max(_bytes(block) for block in blocks)
 
 
-def quantized_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """Memory that it takes to load a model quantised: what stays, and one block that is not quantised yet."""
-    blocks = list(_blocks(model))
-    saved = sum(_saved(linear, dtype) for block in blocks for _, _, linear in _linears(block))
-    return model_bytes(model, dtype) - saved + max(model_bytes(block, dtype) for block in blocks)
+def quantized_layers(block: nn.Module, quantize: str) -> Iterator[tuple[nn.Module, str, QuantizedLinear]]:
+    """A replacement for every linear layer of a block, with the module and the attribute where it belongs.
 
-
-def fill_quantized(model: nn.Module, quantize: str, device: torch.device, fill: Callable[[], None]) -> None:
-    """Give a model on the meta device its weights, quantising block after block.
-
-    `fill` is called whenever some parameters have left the meta device, in the order of `named_parameters`.
+    The layers that are to be replaced lose their weights.
     """
-    swaps = []
-    blocks = list(_blocks(model))
-    model.to_empty(device=device, recurse=False)
-    for child in model.children():
-        for part in blocks if child is model.blocks else [child]:
-            part.to_empty(device=device)
-            fill()
-            if child is not model.blocks:
-                continue
-            for parent, name, linear in _linears(part):
-                swaps.append((parent, name, QuantizedLinear(linear, quantize)))
-                linear.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
-    for parent, name, replacement in swaps:
-        setattr(parent, name, replacement)
-    model.quantized = quantize  # ty: ignore[invalid-assignment]
+    for parent, name, linear in _linears(block):
+        yield parent, name, QuantizedLinear(linear, quantize)
+        linear.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
         raise UnmaskError(
             f"quantize needs a model with its layers in a ModuleList `blocks`; {type(model).__name__} has none"
         )
-    yield from blocks
+    return list(blocks)
 
 
 def _linears(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -176,7 +162,11 @@ def _linears(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
                 yield parent, name, child
 
 
-def _saved(linear: nn.Linear, dtype: torch.dtype) -> int:
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _bytes_saved(linear: nn.Linear) -> int:
     """Bytes by which the quantised layer is smaller."""
     n, k = linear.weight.shape
-    return n * k * dtype.itemsize - (n * (k + -k % _GRAIN) + n * 4)
+    return linear.weight.nbytes - n * (k + -k % _GRAIN + 4)

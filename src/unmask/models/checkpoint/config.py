@@ -12,11 +12,12 @@ from typing import Any
 
 from unmask.errors import CheckpointError
 
-_REQUIRED: Any = object()
-
 
 class Config:
-    """One JSON object. A key that is null counts as absent, as it does in the code that wrote it."""
+    """One JSON object. A key that is null counts as absent, as it does in the code that wrote it.
+
+    A value is read with a default; a key without a default must be there.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
@@ -29,19 +30,19 @@ class Config:
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
 
-    def whole(self, key: str, default: Any = _REQUIRED, *, low: int = 1) -> int:
+    def whole(self, key: str, default: Any = None, *, low: int = 1) -> int:
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise self.error(f"{key} must be a whole number of at least {low}, got {value!r}")
         return value
 
-    def number(self, key: str, default: Any = _REQUIRED) -> float:
+    def number(self, key: str, default: Any = None) -> float:
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.error(f"{key} must be a number above 0, got {value!r}")
         return float(value)
 
-    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+    def flag(self, key: str, default: Any = None) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.error(f"{key} must be true or false, got {value!r}")
@@ -55,6 +56,13 @@ class Config:
             raise self.error(f"{key} must be a token id or a list of them, got {value!r}")
         return ids
 
+    def part(self, key: str) -> Config:
+        """The object under a key; an empty one if there is none."""
+        value = self.get(key, {})
+        if not isinstance(value, dict):
+            raise self.error(f"{key} must be an object, got {value!r}")
+        return Config(value, f"{self.source}: {key}")
+
     def only(self, key: str, *accepted: Any) -> None:
         """Refuse a value that would change the computation in a way that we do not implement."""
         value = self.get(key, accepted[0])
@@ -67,7 +75,7 @@ class Config:
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
-        if value is _REQUIRED:
+        if value is None:
             raise self.error(f"the key {key!r} is missing")
         return value
 

@@ -46,9 +46,9 @@ class TransformerFamily(ABC):
 
     family: ClassVar[str]
     convention: ClassVar[Literal["llada", "dream"]]
-    # What the checkpoint calls each module; `blocks` has a place for the number, behind which a layer's names begin. A
-    # module that the checkpoint stores in parts has a name for each part.
+    # What the checkpoint calls each module. A module that it stores in parts has a name for each part.
     names: ClassVar[Mapping[str, str | tuple[str, ...]]]
+    layer_prefix: ClassVar[str]  # before the names of a layer's modules, with a place for the layer's number
     # Config keys with the values that are implemented. The first is the published one, assumed where the key is absent.
     implemented: ClassVar[Mapping[str, tuple[Any, ...]]]
     length_key: ClassVar[str]  # config key for the number of positions
@@ -60,7 +60,7 @@ class TransformerFamily(ABC):
         """The shape that the config's keys describe."""
 
     def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:
-        """Fields of the spec beyond those that every family has, or other than these."""
+        """Fields of the spec in which the family differs. `ends` are the ids that end a text, end-of-text first."""
         return {}
 
     def shape(self, config: Config) -> TransformerShape:
@@ -78,30 +78,24 @@ class TransformerFamily(ABC):
 
     def spec(self, config: Config, codec: TextCodec, name: str) -> ModelSpec:
         shape = self.shape(config)
-        ends = self._end_ids(config, codec, shape.vocab_size)
+        mask_id = config.whole("mask_token_id", self.mask_id or codec.named_id("mask_token"), low=0)
+        ends = config.ids("eos_token_id") or _known(codec.named_id("eos_token"))
+        if not ends:
+            raise config.error("the key 'eos_token_id' is missing, and the tokenizer names no eos_token")
+        for key, token_id in [("mask_token_id", mask_id), *(("eos_token_id", end) for end in ends)]:
+            if token_id >= shape.vocab_size:
+                raise config.error(f"{key} {token_id} is outside the vocabulary of {shape.vocab_size}")
+        ends = [*ends, *_known(codec.token_id(self.end_of_turn))]
         common: dict[str, Any] = {
             "vocab_size": shape.vocab_size,
             "n_layers": shape.n_layers,
             "max_length": config.whole(self.length_key),
-            "mask_id": self._mask_id(config, codec, shape.vocab_size),
+            "mask_id": mask_id,
             "eos_id": ends[0],
             "end_ids": frozenset(ends),
         }
         own = self.quirks(config, codec, ends)
         return ModelSpec(name=name, family=self.family, convention=self.convention, **common | own)
-
-    def _mask_id(self, config: Config, codec: TextCodec, vocab_size: int) -> int:
-        known = codec.named_id("mask_token") if self.mask_id is None else self.mask_id
-        default = {} if known is None else {"default": known}
-        return _checked(config, "mask_token_id", config.whole("mask_token_id", low=0, **default), vocab_size)
-
-    def _end_ids(self, config: Config, codec: TextCodec, vocab_size: int) -> list[int]:
-        """The ids that end a text, the end-of-text token first."""
-        named, turn = codec.named_id("eos_token"), codec.token_id(self.end_of_turn)
-        ends = config.ids("eos_token_id") or ([] if named is None else [named])
-        if not ends:
-            raise config.error("the key 'eos_token_id' is missing, and the tokenizer names no eos_token")
-        return [_checked(config, "eos_token_id", end, vocab_size) for end in ends] + ([] if turn is None else [turn])
 
     def build(self, config: Config, spec: ModelSpec) -> Transformer:
         return Transformer(self.shape(config), spec)
@@ -116,7 +110,7 @@ class TransformerFamily(ABC):
             prefix = ""
             if module.startswith("blocks."):
                 _, number, module = module.split(".", 2)
-                prefix = str(self.names["blocks"]).format(number)
+                prefix = self.layer_prefix.format(number)
             named = self.names[module]
             theirs = (named,) if isinstance(named, str) else named
             for name, part in zip(theirs, parameter.split(parts.get(module, len(parameter))), strict=True):
@@ -124,7 +118,5 @@ class TransformerFamily(ABC):
         return slots
 
 
-def _checked(config: Config, key: str, token_id: int, vocab_size: int) -> int:
-    if token_id >= vocab_size:
-        raise config.error(f"{key} {token_id} is outside the vocabulary of {vocab_size}")
-    return token_id
+def _known(token_id: int | None) -> list[int]:
+    return [] if token_id is None else [token_id]

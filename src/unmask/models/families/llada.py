@@ -37,11 +37,11 @@ class LLaDA(TransformerFamily):
         "clip_qkv": (None,),
         "scale_logits": (False,),
     }
+    layer_prefix = "model.transformer.blocks.{}."
     names: ClassVar = {
         "embedding": "model.transformer.wte",
         "norm": "model.transformer.ln_f",
         "head": "model.transformer.ff_out",
-        "blocks": "model.transformer.blocks.{}.",
         "attention_norm": "attn_norm",
         "attention.qkv": ("q_proj", "k_proj", "v_proj"),
         "attention.out": "attn_out",
@@ -58,7 +58,7 @@ class LLaDA(TransformerFamily):
             raise config.error(f"multi_query_attention is true, but n_kv_heads is {n_kv_heads}")
         return TransformerShape(
             width=width,
-            hidden=config.whole("mlp_hidden_size", config.get("mlp_ratio", 4) * width),
+            hidden=config.whole("mlp_hidden_size", round(config.number("mlp_ratio", 4) * width)),
             n_layers=config.whole("n_layers"),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,

@@ -13,11 +13,11 @@ class QwenFamily(TransformerFamily):
     convention = "dream"
     length_key = "max_position_embeddings"
     end_of_turn = "<|im_end|>"
+    layer_prefix = "model.layers.{}."
     names: ClassVar = {
         "embedding": "model.embed_tokens",
         "norm": "model.norm",
         "head": "lm_head",
-        "blocks": "model.layers.{}.",
         "attention_norm": "input_layernorm",
         "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "attention.query_norm": "self_attn.q_norm",
@@ -32,8 +32,7 @@ class QwenFamily(TransformerFamily):
 
     def sizes(self, config: Config) -> TransformerShape:
         width, n_heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-        # Newer files keep the rotary base, and how it is scaled, in an object of its own.
-        rotary = Config(config.get("rope_parameters", {}), f"{config.source}: rope_parameters")
+        rotary = config.part("rope_parameters")  # where newer files keep the rotary base, and how it is scaled
         rotary.only("rope_type", "default")
         return TransformerShape(
             width=width,
