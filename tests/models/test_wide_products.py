@@ -118,7 +118,7 @@ def gated_by_ops(x, linear):
 
 
 class Other(nn.Linear):
-    """Somebody else's layer."""
+    """A layer of another class."""
 
 
 @pytest.mark.parametrize("linear", [nn.Linear(16, 8, bias=False), nn.Linear(16, 8), Other(16, 8, bias=False)])

@@ -1,6 +1,6 @@
 """Models with the shape of a checkpoint and random weights: for benchmarks, where only sizes matter, and for tests.
 
-Takes the same config.json keys as a real checkpoint and travels the same code, apart from reading files.
+Takes the config.json keys of a real checkpoint and runs the same code, apart from reading files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def random_model(
 ) -> MaskedLM:
     """A model of that config: normal weights and biases of deviation `std`, norms of one.
 
-    Quantised, its weights are those of the model that is not, rounded.
+    A quantised model has the same weights, rounded.
     """
     device = device or torch.device("cpu")
     check_format(quantize, device)

@@ -1,6 +1,6 @@
 """A tokenizer from `vocab.json` and `merges.txt`, as Qwen2 and its descendants (Dream) mean them.
 
-Those checkpoints leave the steps around the merges to code of their own; here they are built from parts of the
+Such checkpoints leave the steps around the merges to their own code. Here these steps are built from parts of the
 `tokenizers` library. Knows nothing of chat templates or special roles.
 """
 

@@ -1,6 +1,6 @@
 """The keys of a checkpoint's JSON files, checked as they are read.
 
-Every complaint names the file, the key and the value. Knows no family: what a key means is said where it is asked for.
+Every complaint names the file, the key and the value. Knows no family: the caller says what a key means.
 """
 
 from __future__ import annotations

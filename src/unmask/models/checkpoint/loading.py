@@ -156,7 +156,7 @@ def materialize(
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """The model's children, those of lists one by one."""
+    """The model's children. A list of modules counts as many."""
     for child in model.children():
         yield from child if isinstance(child, nn.ModuleList) else [child]
 

@@ -1,6 +1,6 @@
-"""Text to token ids and back, with the `tokenizers` library and the files of a checkpoint; no code from it.
+"""Text to token ids and back, with the `tokenizers` library and the files of a checkpoint, but none of its code.
 
-Adds nothing of its own: a beginning-of-text token that a family wants before a plain prompt is the engine's business.
+Adds no tokens: the engine puts a beginning-of-text token before a plain prompt if the family wants one.
 """
 
 from __future__ import annotations
