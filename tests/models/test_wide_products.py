@@ -1,4 +1,4 @@
-"""The gated product of many rows in Triton's interpreter, in float16 (test_fused.py says why), and when it is taken."""
+"""The gated product of many rows in Triton's interpreter, in float16 (see kernel_inputs.py), and when it is taken."""
 
 import pytest
 import torch
