@@ -32,13 +32,14 @@ class AttentionTiles:
     stages: int = 3
 
 
+@dataclass(frozen=True, slots=True)
 class CachedKernel:
     """Rows side by side. All positions of a row see the same keys of its slot in a storage."""
 
-    def __init__(
-        self, shape: TransformerShape, storage: Storage, slots: Int[Tensor, " b"], visible: Int[Tensor, " b"]
-    ) -> None:
-        self.shape, self.storage, self.slots, self.visible = shape, storage, slots, visible
+    shape: TransformerShape
+    storage: Storage
+    slots: Int[Tensor, " b"]
+    visible: Int[Tensor, " b"]
 
     def __call__(self, layer: int, qkv: Float[Tensor, "b q heads"], kept: Tensor | None) -> Tensor:
         keys, values = self.storage.layers[layer]
@@ -49,20 +50,16 @@ class CachedKernel:
         return picked(values, kept)
 
 
+@dataclass(frozen=True, slots=True)
 class PackedKernel:
     """Rows one behind the other. A row sees itself or, with `visible`, so many keys of its slot in a storage."""
 
-    def __init__(
-        self,
-        shape: TransformerShape,
-        packing: Packing,
-        longest: int,
-        storage: Storage | None,
-        slots: Int[Tensor, " b"] | None,
-        visible: Int[Tensor, " b"] | None,
-    ) -> None:
-        self.shape, self.packing, self.longest = shape, packing, longest
-        self.storage, self.slots, self.visible = storage, slots, visible
+    shape: TransformerShape
+    packing: Packing
+    longest: int
+    storage: Storage | None
+    slots: Int[Tensor, " b"] | None
+    visible: Int[Tensor, " b"] | None
 
     def __call__(self, layer: int, qkv: Float[Tensor, "positions 1 heads"], kept: Tensor | None) -> Tensor:
         stored = None
