@@ -21,11 +21,9 @@ _TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json")  # what the 
 
 def fingerprint(name: str, *, revision: str | None = None) -> str:
     """The fingerprint of a model, by the name that `unmask.load` takes."""
-    return TOY if name == "toy" else fingerprint_of_folder(checkpoint_folder(name, revision=revision))
-
-
-def fingerprint_of_folder(folder: Path) -> str:
-    digest = hashlib.blake2b(digest_size=12)
+    if name == "toy":
+        return TOY
+    folder, digest = checkpoint_folder(name, revision=revision), hashlib.blake2b(digest_size=12)
 
     def add(path: Path, parts: Iterable[bytes]) -> None:
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())

@@ -107,13 +107,13 @@ def _load_folder(
         raise config.error(
             f"the tokenizer has ids up to {codec.highest_id}, but the vocabulary ends at {spec.vocab_size}"
         )
-    weights = Weights.of(folder)
+    weights = Weights(folder)
     dtype = dtype or (_stored_dtype(config, weights) if device.type == "cuda" else torch.float32)
     with torch.device("meta"):
         model = family.build(config, spec).to(dtype)
     weights.check(family.slots(model))
-    filled = materialize(model, name, device, quantize, tensors=lambda: family.slots(model), fill=weights.fill)
-    return LoadedModel(model=filled, codec=codec)
+    loaded = materialize(model, name, device, quantize, tensors=lambda: family.slots(model), fill=weights.fill)
+    return LoadedModel(model=loaded, codec=codec)
 
 
 @torch.no_grad()

@@ -37,13 +37,9 @@ class Stored:
 class Weights:
     """Everything stored in a folder, by name."""
 
-    def __init__(self, folder: Path, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.stored = stored
-
-    @classmethod
-    def of(cls, folder: Path) -> Weights:
-        return cls(folder, {name: entry for path in files_of(folder) for name, entry in _header(path).items()})
+        self.stored = {name: entry for path in files_of(folder) for name, entry in _header(path).items()}
 
     def dtype(self) -> torch.dtype:
         """The dtype of most numbers."""

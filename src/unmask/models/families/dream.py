@@ -12,7 +12,6 @@ from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.families.base import families
 from unmask.models.families.qwen import QwenFamily
-from unmask.models.layers import TransformerShape
 
 BEGIN_OF_TEXT = "<|beginoftext|>"
 
@@ -20,20 +19,9 @@ BEGIN_OF_TEXT = "<|beginoftext|>"
 @families.register("dream")
 class Dream(QwenFamily):
     family = "dream"
-    implemented: ClassVar = {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False,),
-        "use_mrope": (False,),
-        "rope_scaling": (None,),
-        "block_size": (None,),  # of relatives that decode block after block under a block-causal mask
-    }
+    # Relatives with a block_size decode block after block under a block-causal mask.
+    implemented: ClassVar = QwenFamily.implemented | {"use_mrope": (False,), "block_size": (None,)}
     qkv_bias = True
-
-    def sizes(self, config: Config) -> TransformerShape:
-        for kind in config.get("layer_types", []):
-            if kind != "full_attention":
-                raise config.error(f"layer_types holds {kind!r}, but only 'full_attention' is supported")
-        return super().sizes(config)
 
     def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:
         named = codec.named_id("bos_token")

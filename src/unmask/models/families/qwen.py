@@ -13,6 +13,7 @@ class QwenFamily(TransformerFamily):
     convention = "dream"
     length_key = "max_position_embeddings"
     end_of_turn = "<|im_end|>"
+    implemented: ClassVar = {"hidden_act": ("silu",), "use_sliding_window": (False,), "rope_scaling": (None,)}
     layer_prefix = "model.layers.{}."
     names: ClassVar = {
         "embedding": "model.embed_tokens",
@@ -32,6 +33,9 @@ class QwenFamily(TransformerFamily):
 
     def sizes(self, config: Config) -> TransformerShape:
         width, n_heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+        for kind in config.get("layer_types", []):
+            if kind != "full_attention":
+                raise config.error(f"layer_types holds {kind!r}, but only 'full_attention' is supported")
         rotary = config.part("rope_parameters")  # where newer files keep the rotary base, and how it is scaled
         rotary.only("rope_type", "default")
         return TransformerShape(

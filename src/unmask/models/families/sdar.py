@@ -20,13 +20,7 @@ BLOCK_SIZE = 4  # of checkpoints that do not say
 @families.register("sdar")
 class SDAR(QwenFamily):
     family = "sdar"
-    implemented: ClassVar = {
-        "hidden_act": ("silu",),
-        "attention_bias": (False,),
-        "use_sliding_window": (False,),
-        "rope_scaling": (None,),
-        "fuse_cross_entropy": (True, False),  # how training computes the loss
-    }
+    implemented: ClassVar = QwenFamily.implemented | {"attention_bias": (False,)}
     qk_norm = True
 
     def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:

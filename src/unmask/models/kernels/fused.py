@@ -48,11 +48,6 @@ class ProductTiles:
         }
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the functions below take tensors like this one."""
-    return x.dtype == torch.float32 or x.dtype in _HALF
-
-
 def few(positions: int, dtype: torch.dtype) -> bool:
     """Whether `project_turn_store`, `gated` and `partial_product` are fast for so many rows."""
     return dtype in _HALF and 0 < positions <= _FEW_ROWS

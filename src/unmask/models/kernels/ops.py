@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -9,11 +10,13 @@ from unmask.models.kernels import fused, wide
 from unmask.models.layers import Attention, LayerOps, RMSNorm, Store
 from unmask.models.transformer import Transformer
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def fits(model: Transformer) -> bool:
     """Whether kernels take the model's dtype and the width of its heads."""
     width = model.shape.head_width
-    return width >= 16 and width.bit_count() == 1 and fused.takes(model.embedding.weight)
+    return width >= 16 and width.bit_count() == 1 and model.dtype in _DTYPES
 
 
 def layer_ops(model: Transformer) -> LayerOps:
