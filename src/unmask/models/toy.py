@@ -63,7 +63,7 @@ class Toy:
             name="toy",
             family="toy",
             convention="llada",
-            vocab_size=codec.vocab_size,
+            vocab_size=codec.highest_id + 1,
             n_layers=4,
             max_length=4096,
             mask_id=ids[MASK],

@@ -24,8 +24,8 @@ class Config:
         self.source = source
 
     @classmethod
-    def read(cls, path: Path) -> Config:
-        return cls(read_json(path), str(path))
+    def read(cls, path: Path, *, optional: bool = False) -> Config:
+        return cls(read_json(path, optional=optional), str(path))
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
@@ -80,8 +80,10 @@ class Config:
         return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The object in a JSON file. A file that is optional may be missing: it counts as empty."""
+    if optional and not path.exists():
+        return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

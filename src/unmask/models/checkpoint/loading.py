@@ -169,9 +169,6 @@ def _stored_dtype(config: Config, weights: Weights) -> torch.dtype:
 
 def _with_generation_defaults(spec: ModelSpec, folder: Path) -> ModelSpec:
     """The lengths that the checkpoint's author recommends."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return spec
-    config = Config.read(path)
+    config = Config.read(folder / "generation_config.json", optional=True)
     found: dict[str, Any] = {"max_new_tokens": "max_tokens", "block_length": "block_size"}
     return replace(spec, **{field: config.whole(key) for key, field in found.items() if key in config.values})

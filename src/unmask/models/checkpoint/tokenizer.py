@@ -38,8 +38,7 @@ class TextCodec:
     @classmethod
     def from_folder(cls, folder: Path) -> TextCodec:
         """The codec that a checkpoint's files describe."""
-        path = folder / "tokenizer_config.json"
-        config = read_json(path) if path.exists() else {}
+        config = read_json(folder / "tokenizer_config.json", optional=True)
         special_tokens = _special_tokens(folder, config)
         if (folder / "tokenizer.json").exists():
             tokenizer = _read_tokenizer(folder / "tokenizer.json")
@@ -50,12 +49,8 @@ class TextCodec:
         return cls(tokenizer, special_tokens=special_tokens, chat_template=_chat_template(folder, config))
 
     @property
-    def vocab_size(self) -> int:
-        """Ids in use, added tokens included."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
-    @property
     def highest_id(self) -> int:
+        """The highest id in use, added tokens included."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -104,8 +99,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     """Role to text; a token is written as its text or as an object with its content."""
-    path = folder / "special_tokens_map.json"
-    named = (read_json(path) if path.exists() else {}) | tokenizer_config
+    named = read_json(folder / "special_tokens_map.json", optional=True) | tokenizer_config
     texts = {
         role: named[role]["content"] if isinstance(named[role], dict) else named[role]
         for role in _ROLES
