@@ -38,8 +38,8 @@ def kernels(logits):
     yield "pair_overlaps", sums, {"CHUNKS": 165, "BLOCK": 128}, 4
     last = {"masked": "*u8", **ROW, "overlap": "*fp32", **OUT, "threshold": "fp32", **dict.fromkeys(SIZES, "i32")}
     options = {"ITERATIONS": 2, "NORMALIZE": True, "BY_FIELD": False} | TILE
-    yield "settle", last, options, 8
-    yield "settle_in_parts", last, options | {"M": 128}, 8
+    yield "commit_rows", last, options, 8
+    yield "commit_rows_in_parts", last, options | {"M": 128}, 8
 
     parts = {"logits": logits, "parts": "*fp64", "stride": "i64", "v": "i32"}
     for best_two in (False, True):

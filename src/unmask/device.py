@@ -32,7 +32,7 @@ def with_kernel(plain: F) -> F:
     """Let a kernel take the place of a plain function, on devices where kernels are on.
 
     The kernel of `package.module.function` is `package.kernels.module.function`. It takes the same arguments, of which
-    the first is a tensor, and answers NotImplemented to those that it cannot serve.
+    the first is a tensor, and answers NotImplemented to arguments that it cannot serve.
     """
     package, _, module = plain.__module__.rpartition(".")
     home, name = f"{package}.kernels.{module}", plain.__name__  # ty: ignore[missing-attribute]

@@ -1,6 +1,6 @@
 """Name -> class, for what can be plugged in: ours by decorator, other people's by entry point.
 
-A plug-in is imported when it is asked for, so a broken one troubles only those who use it.
+A plug-in is imported when it is asked for, so a broken one fails only where it is used.
 """
 
 from __future__ import annotations

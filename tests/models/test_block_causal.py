@@ -13,7 +13,6 @@ from references import CLOSE, as_llama, canvas, loaded, part, whole
 from torch import Tensor
 
 from unmask.cache.storage import KVCache
-from unmask.errors import UnmaskError
 from unmask.models.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -78,6 +77,13 @@ def test_what_lies_behind_a_block_is_not_seen_by_it(llada: Transformer) -> None:
         torch.testing.assert_close(found, before[:, 4:8], **CLOSE)
 
 
-def test_a_block_causal_family_has_no_shadows(llada: Transformer) -> None:
-    with pytest.raises(UnmaskError, match=r"^llada sees only what lies before"):
-        block_causal(llada, 4).predict(canvas(1, 4), shadow=torch.tensor([[1]]))
+def test_shadows_of_a_block_causal_model_see_no_further_than_their_blocks(llada: Transformer) -> None:
+    tokens, shadow = canvas(1, 12), torch.tensor([[0, 1, 2, 3]])
+    both_ways = llada.predict(tokens[:, :4], shadow=shadow).shadow_logits  # in the first block nothing lies before
+    model = block_causal(llada, 4)
+    torch.testing.assert_close(model.predict(tokens, shadow=shadow).shadow_logits, both_ways, **CLOSE)
+    later = model.predict(tokens, shadow=torch.tensor([[0, 1, 2, 3, 6]])).shadow_logits
+    torch.testing.assert_close(later[:, :4], both_ways, **CLOSE)  # nor do they see the shadow of a later block
+    tokens[:, 0] = 1
+    changed = model.predict(tokens, shadow=torch.tensor([[0, 1, 2, 3, 6]])).shadow_logits
+    assert not torch.allclose(changed[:, 4], later[:, 4], atol=1e-5)  # a shadow sees the blocks before its own

@@ -98,20 +98,17 @@ def test_passes_over_blocks_with_a_cache_give_the_logits_of_the_whole_canvas(llm
                 torch.testing.assert_close(found[number, : end - first], part, atol=1e-4, rtol=0.0)
 
 
-NAMES = [name for name in policies.names() if name != "wino"]
 PROMPTS = [[30, 41, 59, 26, 53, 58, 97], [93, 23, 84, 62], [64, 33, 83, 27, 95, 2, 88, 41, 97, 16], [7]]
 
 
 @pytest.mark.parametrize("block_size", [None, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", policies.names())
 def test_every_policy_decodes_and_no_cache_changes_its_tokens(llm, name, block_size):
     options = {"max_tokens": 14, "block_size": block_size, "temperature": 0.6 if name == "random" else 0.0}
     plain = llm.generate(PROMPTS, policy=name, cache="none", **options)
-    if policies.needs_of(policies.get(name)) - {"uniform"}:
-        with pytest.raises(UnmaskError, match="cannot run with cache='exact'"):
-            llm.generate(PROMPTS, policy=name, **options)
-        return
     exact = llm.generate(PROMPTS, policy=name, **options)
+    cached = not policies.needs_of(policies.get(name)) & policies.WHOLE_CANVAS
+    assert llm.request(PROMPTS[0], policy=name, **options).plan.settings.cache == ("exact" if cached else "none")
     assert [(out.canvas_ids, out.step_map) for out in exact] == [(out.canvas_ids, out.step_map) for out in plain]
     alone = [llm.generate(prompt, policy=name, **options) for prompt in PROMPTS]
     assert [out.canvas_ids for out in alone] == [out.canvas_ids for out in exact]
@@ -185,7 +182,7 @@ def test_a_conversation_is_put_into_the_checkpoints_template_and_ends_with_its_s
     [
         ({"cache": "dual"}, "cache='dual' is for models that see both ways"),
         ({"cache": "prefix"}, "cache='prefix' is for models that see both ways"),
-        ({"policy": "wino", "cache": "none"}, "which see only what lies before"),
+        ({"policy": "wino", "cache": "exact"}, "the policy wino needs shadow and cannot run with cache='exact'"),
     ],
 )
 def test_what_has_no_meaning_for_a_block_causal_model_is_refused_in_one_line(llm, options, complaint):

@@ -16,7 +16,7 @@ from unmask.rules.commit import commit_open as plain_commit_open
 
 pytest.importorskip("triton")
 
-from unmask.rules.kernels.commit import Tiles, commit_open, settled_size
+from unmask.rules.kernels.commit import Tiles, commit_open, padded_size
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -219,7 +219,7 @@ def test_few_open_positions_among_many(kernels):
 
 @pytest.mark.parametrize(("k", "sizes"), [(1, [1]), (20, [32]), (64, [64]), (128, [32, 128]), (300, [32, 128, 512])])
 def test_fewer_open_positions_hardly_ever_need_another_kernel(k, sizes):
-    found = {m: settled_size(m, k) for m in range(1, k + 1)}
+    found = {m: padded_size(m, k) for m in range(1, k + 1)}
     assert sorted(set(found.values())) == sizes
     assert all(m <= size for m, size in found.items())
 

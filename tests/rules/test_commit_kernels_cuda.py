@@ -156,11 +156,11 @@ def test_it_never_waits_for_the_device(kernels, never_waiting, open_at_most):
 
 
 def test_fewer_open_positions_compile_nothing_new(kernels):
-    from unmask.rules.kernels.triton_field import settle
+    from unmask.rules.kernels.triton_field import commit_rows
     from unmask.rules.kernels.triton_overlap import pair_overlaps, pair_sums, piece_figures, row_figures
 
     def compiled():
-        launched = (piece_figures, row_figures, pair_sums, pair_overlaps, settle)
+        launched = (piece_figures, row_figures, pair_sums, pair_overlaps, commit_rows)
         caches = [kernel.device_caches[torch.cuda.current_device()] for kernel in launched]
         return [len(cache[0]) for cache in caches]
 

@@ -13,12 +13,12 @@ import torch
 
 from unmask.bench.measure import check_room
 from unmask.engine.canvas import Canvas
-from unmask.engine.plan import WITHOUT_CACHE, Plan, plan
+from unmask.engine.plan import Plan, plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec
 from unmask.models.transformer import Transformer
-from unmask.policies import Fixed, Policy, describe, needs_of
+from unmask.policies import WHOLE_CANVAS, Fixed, Policy, describe, needs_of
 from unmask.settings import Settings
 
 
@@ -149,7 +149,7 @@ class Workload:
     def _combinations(self, block_size: int, caches: Sequence[str]) -> list[Load]:
         """Without a cache there is nothing to refresh: it is measured once."""
         policy = self.policy or default_policy(block_size)
-        caches = self.caches or (("none",) if needs_of(policy) & WITHOUT_CACHE else caches)
+        caches = self.caches or (("none",) if needs_of(policy) & WHOLE_CANVAS else caches)
         return [
             Load(
                 policy=policy,

@@ -124,7 +124,7 @@ class Batch:
         return [row for call in self.calls for row in call.rows]
 
     @property
-    def settled(self) -> bool:
+    def stays(self) -> bool:
         """Whether the next pass has the same rows, as far as is known before the result of this one."""
         return not self.reserved and not any(row.leaving for row in self.rows)
 

@@ -84,17 +84,20 @@ def outcome_of(inputs: CommitInputs) -> Outcome:
     decision, observed = inputs.decision, inputs.observed
     commit = with_progress(decision, observed.view.masked)
     tokens = observed.view.proposed if decision.tokens is None else decision.tokens
-    first = torch.arange(commit.shape[1], device=commit.device) == 0
     if inputs.first_only is not None:
         alone = inputs.first_only[:, None]
-        commit = torch.where(alone, first, commit)
+        commit = torch.where(alone, _is_first(commit), commit)
         tokens = torch.where(alone, observed.logits.argmax(-1), tokens)
     if inputs.mask_allowed:
         commit = commit & (tokens != inputs.mask_id)
     remask = None if decision.remask is None else decision.remask & observed.state.decoded
     if remask is not None and inputs.pinned is not None:
-        remask = remask & ~(inputs.pinned[:, None] & first)
+        remask = remask & ~(inputs.pinned[:, None] & _is_first(remask))
     return Outcome(commit=commit, remask=remask, tokens=tokens)
+
+
+def _is_first(columns: Bool[Tensor, "b k"]) -> Bool[Tensor, " k"]:
+    return torch.arange(columns.shape[1], device=columns.device) == 0
 
 
 def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"]]:

@@ -20,7 +20,7 @@ from unmask.types import StepEvent
 
 
 def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
-    """Decode all requests of the scheduler, also those that are added meanwhile; one event per forward pass and row."""
+    """Decode all requests of the scheduler, also requests added meanwhile; one event per forward pass and row."""
     batch, usable = Batch(runner.model.spec, runner.model.device, runner.pool), True
     try:
         batch.admit(scheduler)

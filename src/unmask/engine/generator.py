@@ -201,7 +201,7 @@ class Generator:
         return self._continuing(ids, job, None, after)
 
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
-        """Decode the scheduler's requests, also those that are added meanwhile, until none is left.
+        """Decode the scheduler's requests, also requests added meanwhile, until none is left.
 
         There is one event per request and pass. The last event of a request has its output, or the reason why it could
         not be decoded in `step.error`. The output of an abandoned request means nothing; a request that was abandoned

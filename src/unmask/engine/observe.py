@@ -26,7 +26,6 @@ class WindowState:
     tokens: Int[Tensor, "b k"]  # -1 outside a narrow block
     decoded: Bool[Tensor, "b k"]  # filled earlier in this generation
     remaining: Int[Tensor, " b"]  # masks left in the row
-    total: Int[Tensor, " b"]  # masks the row began with
 
 
 def window_state(
@@ -43,9 +42,8 @@ def window_state(
     return WindowState(
         masked=masked,
         tokens=here,
-        decoded=holes.gather(1, at) & inside & ~masked,
+        decoded=holes.gather(1, at) & (inside ^ masked),  # masked positions lie inside
         remaining=(tokens == mask_id).sum(-1),
-        total=holes.sum(-1),
     )
 
 
@@ -63,7 +61,8 @@ class Observed:
         # The largest logit, NaN if there is one: that of the proposed token, unless it was drawn.
         proposed = self.view.proposed[..., None]
         largest = self.logits.gather(-1, proposed).squeeze(-1) if self.greedy else self.logits.amax(-1)
-        return (self.view.masked & ~largest.isfinite()).any(-1)
+        usable = largest.abs() < torch.inf  # as isfinite says, in fewer launches
+        return (self.view.masked & ~usable).any(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ class Observer:
             start=window.at[:, 0],
             step=window.step,
             remaining=state.remaining,
-            total=state.total,
+            total=window.total,
             uniform=_uniform(window, generators) if "uniform" in self.needs else None,
             sequence_logits=sequence_logits,
             sequence_masked=tokens[:, :length] == self.spec.mask_id if sequence_logits is not None else None,

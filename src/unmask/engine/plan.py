@@ -15,13 +15,11 @@ from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.policies import Policy, name_of, needs_of
+from unmask.policies import WHOLE_CANVAS, Policy, name_of, needs_of
 from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
-# What only passes over whole canvases give.
-WITHOUT_CACHE = frozenset({"sequence_logits", "attention", "shadow"})
 _OF_BATCHES = ("trace", "batch_size", "timed", "on_step", "on_output")
 # What each row has for itself, so that requests which differ in it may be decided together.
 _OWN = ("max_tokens", "block_size", "seed", "cache", "refresh", "stop", "stop_token_ids", "early_stop", "cfg_scale")
@@ -137,13 +135,11 @@ def check(plan: Plan, model: MaskedLM) -> None:
     name, spec, settings, able = name_of(plan.policy), plan.spec, plan.settings, capabilities_of(model)
     if taken := sorted({item.name for item in fields(Settings)} & set(policies.describe(plan.policy)) - {"name"}):
         raise UnmaskError(f"the policy {name} has a parameter {taken[0]!r}, which is the name of a setting")
-    beyond = ", ".join(sorted(plan.needs & WITHOUT_CACHE))
+    beyond = ", ".join(sorted(plan.needs & WHOLE_CANVAS))
     if settings.cache != "none" and beyond:
         raise UnmaskError(f"the policy {name} needs {beyond} and cannot run with cache={settings.cache!r}")
     if "shadow" in plan.needs and spec.shifted:
         raise UnmaskError(f"the policy {name} is not defined for {spec.family} models, whose head is shifted")
-    if "shadow" in plan.needs and spec.causal:
-        raise UnmaskError(f"the policy {name} is not defined for {spec.family} models, which see only what lies before")
     for need, can in (("attention", able.attention), ("shadow", able.shadow)):
         if need in plan.needs and not can:
             raise UnmaskError(f"the policy {name} needs {need}, which {spec.name} does not give")

@@ -23,6 +23,7 @@ class Window:
     inside: Bool[Tensor, "b k"]  # columns that belong to the row's block
     step: Int[Tensor, " b"]  # passes already spent on the block
     length: Int[Tensor, " b"]  # of each canvas
+    total: Int[Tensor, " b"]  # masks that each canvas began with
 
     @classmethod
     def over(cls, canvases: list[Canvas], device: torch.device) -> Window:
@@ -31,12 +32,12 @@ class Window:
         rows, width = len(blocks), max(end - start for start, end in blocks)
         bounds = np.array(blocks)
         columns, last = bounds[:, :1] + np.arange(width), bounds[:, 1:] - 1
-        steps, lengths = [canvas.block_step for canvas in canvases], [canvas.length for canvas in canvases]
-        numbers = np.concatenate([np.minimum(columns, last).ravel(), (columns <= last).ravel(), steps, lengths])
-        sizes = [columns.size, columns.size, rows, rows]
-        at, inside, step, length = on_device(torch.from_numpy(numbers), device).split(sizes)
-        shape = (rows, width)
-        return cls(blocks=blocks, at=at.view(shape), inside=inside.view(shape).bool(), step=step, length=length)
+        of_rows = np.array([(canvas.block_step, canvas.length, len(canvas.holes)) for canvas in canvases]).T
+        numbers = np.concatenate([np.minimum(columns, last).ravel(), (columns <= last).ravel(), of_rows.ravel()])
+        sizes = [columns.size, columns.size, rows, rows, rows]
+        at, inside, step, length, total = on_device(torch.from_numpy(numbers), device).split(sizes)
+        at, inside = at.view(rows, width), inside.view(rows, width).bool()
+        return cls(blocks=blocks, at=at, inside=inside, step=step, length=length, total=total)
 
     def next(self) -> Window:
         """The window of the next pass, when every row is still in its block."""
@@ -50,7 +51,8 @@ class Window:
             return self
         part = slice(first, end)
         at, inside = self.at[part, :width], self.inside[part, :width]
-        return Window(blocks=blocks, at=at, inside=inside, step=self.step[part], length=self.length[part])
+        step, length, total = self.step[part], self.length[part], self.total[part]
+        return Window(blocks=blocks, at=at, inside=inside, step=step, length=length, total=total)
 
     @property
     def widths(self) -> list[int]:

@@ -116,21 +116,21 @@ def first_keys(visible: Int[Tensor, " b"], length: int) -> Bool[Tensor, "b 1 1 n
     return (torch.arange(length, device=visible.device) < visible[:, None])[:, None, None]
 
 
-def shadow_mask(
-    shadow: Int[Tensor, "b s"], visible: Bool[Tensor, "b 1 1 n"] | None, length: int
-) -> Bool[Tensor, "b 1 both both"]:
-    """Main positions see one another only; a shadow sees the shadows and every main position but its own.
+def shadow_mask(shadow: Int[Tensor, "b s"], visible: Mask, length: int) -> Bool[Tensor, "b 1 both both"]:
+    """Main positions see one another only. A shadow sees the shadows, and the main positions but its own.
 
-    A position repeated in `shadow` is padding: only its first column is a key.
+    In a block-causal model both see no further than their blocks. A position repeated in `shadow` is padding: only its
+    first column is a key.
     """
     rows, shadows = shadow.shape
     repeated = (shadow[:, :, None] == shadow[:, None, :]).tril(-1).any(-1)
     own = shadow[:, :, None] == torch.arange(length, device=shadow.device)
-    mains = own.new_ones(rows, 1, length) if visible is None else visible[:, 0]
+    mains = own.new_ones(rows, length, length) if visible is None else visible[:, 0].expand(rows, length, length)
+    of_shadows = mains.gather(1, shadow[:, :, None].expand(-1, -1, length))
     seen = own.new_zeros(rows, length + shadows, length + shadows)
     seen[:, :length, :length] = mains
-    seen[:, length:, :length] = mains & ~own
-    seen[:, length:, length:] = ~repeated[:, None, :]
+    seen[:, length:, :length] = of_shadows & ~own
+    seen[:, length:, length:] = of_shadows.gather(2, shadow[:, None, :].expand(-1, shadows, -1)) & ~repeated[:, None, :]
     return seen[:, None]
 
 

@@ -214,16 +214,16 @@ class Transformer(nn.Module):
 
     def _check(self, inputs: PassInputs) -> None:
         """Refuse, in one line, a prediction that has no meaning."""
-        spec, cached = self.spec, inputs.cache is not None
+        cached = inputs.cache is not None
         if cached and inputs.attention_layers is not None:
             raise UnmaskError("attention maps need the whole canvas: they cannot be had with a cache")
         if cached and inputs.shadow is not None:
             raise UnmaskError("shadow predictions need the whole canvas: they cannot be had with a cache")
         if not cached and not inputs.plan.self_contained:
             raise UnmaskError("a pass over part of a canvas needs a cache that a whole pass has filled")
-        if inputs.shadow is not None and (spec.shifted or spec.causal):
-            reason = "predicts a position from the one before it" if spec.shifted else "sees only what lies before"
-            raise UnmaskError(f"{spec.family} {reason}, so it has no shadow predictions")
+        if inputs.shadow is not None and self.spec.shifted:
+            reason = "predicts a position from the one before it"
+            raise UnmaskError(f"{self.spec.family} {reason}, so it has no shadow predictions")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
         self.fast = {}

@@ -1,6 +1,7 @@
 """Which positions to commit after a forward pass: one algorithm, one file, one frozen dataclass of parameters."""
 
 from unmask.policies.base import (
+    WHOLE_CANVAS,
     Policy,
     decide,
     describe,
@@ -33,6 +34,7 @@ from unmask.policies.wino import Wino
 
 __all__ = [
     "EB",
+    "WHOLE_CANVAS",
     "Cumulative",
     "Dapd",
     "Dawn",

@@ -51,7 +51,8 @@ class Base(Policy):
 
 P = TypeVar("P", bound=Policy)
 
-NEEDS = frozenset({"sequence_logits", "attention", "shadow", "uniform"})
+WHOLE_CANVAS = frozenset({"sequence_logits", "attention", "shadow"})  # only passes over whole canvases give these
+NEEDS = WHOLE_CANVAS | {"uniform"}
 
 registry: Registry[Policy] = Registry("policy", "unmask.policies")
 
@@ -169,10 +170,9 @@ def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tenso
     if masked.shape[1] == 0:
         return commit
     best = open_scores(decision.score, masked).argmax(-1, keepdim=True)
-    stuck = masked.any(-1) & ~commit.any(-1)
-    if decision.wait is not None:
-        stuck = stuck & ~decision.wait
-    return commit | ((torch.arange(masked.shape[1], device=masked.device) == best) & stuck[:, None])
+    best_open = masked & (torch.arange(masked.shape[1], device=masked.device) == best)
+    needs_none = commit.any(-1) if decision.wait is None else commit.any(-1) | decision.wait
+    return commit | (best_open & ~needs_none[:, None])
 
 
 def require(view: StepView, need: str, policy: str) -> Tensor:

@@ -29,7 +29,7 @@ LAYERS = 4
 @register("dawn")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dawn(Base):
-    """Commit confident positions, those that depend on an anchor, and a conflict-free choice of the rest (DAWN)."""
+    """Commit confident positions, positions that depend on an anchor, and a conflict-free choice of the rest (DAWN)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sequence_logits", "attention"})
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
-from unmask.policies.base import Policy, describe, get, name_of, names, registry
+from unmask.policies.base import WHOLE_CANVAS, Policy, describe, get, name_of, names, needs_of, registry
 from unmask.settings import Settings
 
 DEFAULT_POLICY = "mean_field"
@@ -84,11 +84,14 @@ def resolve_settings(
 ) -> Settings:
     """Settings with nothing left open: what is `given`, then what is `recommended`, the preset's, and our defaults.
 
-    `recommended` comes from the task or the checkpoint. A value of None counts as not given.
+    `recommended` comes from the task or the checkpoint. Its cache is left out for a policy that cannot use one. A value
+    of None counts as not given.
     """
     own = preset_settings(name_of(policy), model, task) if name_of(policy) in names() else {}
     chosen = {key: value for key, value in given.items() if value is not None}
     known = {key: value for key, value in (recommended or {}).items() if value is not None}
+    if needs_of(policy) & WHOLE_CANVAS:
+        known.pop("cache", None)
     return Settings.from_dict(DEFAULTS | own | known | chosen)
 
 

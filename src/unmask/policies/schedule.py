@@ -88,7 +88,7 @@ class Scheduled(Base):
             passes, state = self._dream_passes(view, state)
             commit = self._dream_commit(view, score, passes)
             return Decision(commit=commit, score=score, wait=~commit.any(-1)), state
-        count = even_count(view, self.passes) if self.passes else torch.full_like(view.step, self.tokens_per_pass)
+        count = even_count(view, self.passes) if self.passes else self.tokens_per_pass
         return Decision(commit=best_scored(score, view.masked, count), score=score), None
 
     def _dream_commit(

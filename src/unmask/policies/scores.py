@@ -12,7 +12,7 @@ from unmask.types import StepView
 
 def confidence(view: StepView) -> Float[Tensor, "b k"]:
     """Probability of the proposed token, which at temperature 0 is the largest one."""
-    tokens = view.proposed.long().where(view.masked, 0)  # closed positions may hold any token
+    tokens = view.proposed.long() * view.masked  # closed positions may hold any token
     return _open(view, rules.probability_of(tokens, view.logits, dtype=view.working_dtype(view.logits)))
 
 

@@ -48,7 +48,7 @@ class Wino(Base):
         score = confidence(view)
         at_most = (view.masked.sum(-1) * 7 // 10).clamp(5, 20)
         drafted = best_scored(score, view.masked & (score > self.draft_threshold), at_most)
-        best = best_scored(score, view.masked, torch.ones_like(at_most))
+        best = best_scored(score, view.masked, 1)
         commit = torch.where(drafted.any(-1, keepdim=True), drafted, best)
         count = commit.sum(-1)
 

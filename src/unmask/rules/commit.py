@@ -33,7 +33,7 @@ def mean_field_commit(
     validate: bool = True,
     diagnostics: bool = False,
 ) -> MeanFieldCommit:
-    """The positions to commit now, among those that are `masked`; the others are never read, whatever they hold.
+    """The `masked` positions to commit now. The other positions are never read, whatever they hold.
 
     `interaction='uniform'` sets every D_ij to `uniform_weight`, 'none' to 0. `vocabulary=K` compares every row's K best
     tokens and merges the rest. `validate=False` trusts the logits and brings nothing to the host, as a captured graph

@@ -11,7 +11,7 @@ def can_occur(
     tokens: Int[Tensor, "b k"], logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]
 ) -> Bool[Tensor, "b k"]:
     """Open positions whose token is not ruled out by a logit of -inf; what closed positions hold does not matter."""
-    readable = tokens.long().where(masked, 0)
+    readable = tokens.long() * masked
     return masked & (logits.gather(-1, readable[..., None]).squeeze(-1) != -torch.inf)
 
 
@@ -21,10 +21,12 @@ def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Ten
 
 
 def best_scored(
-    score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: Int[Tensor, " b"]
+    score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"], count: int | Int[Tensor, " b"]
 ) -> Bool[Tensor, "b k"]:
     """The `count` open positions of each row with the largest scores, ties to the lowest index."""
-    return masked & (rank_of(score, masked) < count[:, None])
+    place = torch.arange(masked.shape[1], device=masked.device)
+    counted = (place < (count[:, None] if isinstance(count, Tensor) else count)).expand_as(masked)
+    return masked & torch.zeros_like(masked).scatter(1, order_of(score, masked), counted)
 
 
 def order_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
@@ -36,4 +38,4 @@ def open_scores(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Flo
     """Scores in which an open position always beats a closed one, even if its own score is -inf or NaN."""
     score = score if score.is_floating_point() else score.float()
     lowest = torch.finfo(score.dtype).min
-    return score.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~masked, -torch.inf)
+    return score.nan_to_num(nan=lowest, neginf=lowest).where(masked, -torch.inf)

@@ -47,7 +47,7 @@ class Decisions:
     """The graphs for one policy."""
 
     def __init__(self) -> None:
-        self.graphs = Graphs(after=2, pads=True, steady=(3, 4, 5, 6), most=_SHAPES)
+        self.graphs = Graphs(after=2, pads=True, steady=(3, 4, 5, 6, 7), most=_SHAPES)
         self._lock = Lock()
 
     @classmethod
@@ -78,15 +78,15 @@ def decision_of(
 ) -> tuple[Run, tuple[Tensor, ...], tuple[str, ...]]:
     """A group's decision as a function of tensors alone, these tensors, and the flags that are among them.
 
-    The fourth to the seventh tensor stay as they are from pass to pass. `own`: the function may write to its logits.
+    The fourth to the eighth tensor stay as they are from pass to pass. `own`: the function may write to its logits.
     """
     flags = {"drifted": done.drifted, "first_only": done.first_only(), "pinned": done.pinned()}
     given = {name: flag for name, flag in flags.items() if flag is not None}
 
     def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
-        holes, at, inside, length, *values = steady
+        holes, at, inside, length, total, *values = steady
         here = dict(zip(given, values, strict=True))
-        window = Window(blocks=(), at=at, inside=inside, step=step, length=length)
+        window = Window(blocks=(), at=at, inside=inside, step=step, length=length, total=total)
         observed = group.observer(Prediction(logits=logits), window, tokens, holes, [], None, own=own())
         decision, _ = policies.decide(group.policy, observed.view, None)
         inputs = CommitInputs(
@@ -102,7 +102,7 @@ def decision_of(
         return apply(tokens, inputs)
 
     window = done.window
-    steady = (group.holes, window.at, window.inside, window.length)
+    steady = (group.holes, window.at, window.inside, window.length, window.total)
     return decide, (done.prediction.logits, group.tokens, window.step, *steady, *given.values()), tuple(given)
 
 

@@ -69,7 +69,7 @@ class CudaRunner(PlainRunner):
 
     def read(self, batch: Batch, decided: list[Decided]) -> list[list[PassResult]]:
         read = self.reading(numbers_of(decided))
-        if len(batch.calls) > 1 or not batch.settled:
+        if len(batch.calls) > 1 or not batch.stays:
             return results_of(decided, read())
         call, ready = batch.calls[0], None
         if (prediction := self._predict_anywhere(call, decided)) is None:

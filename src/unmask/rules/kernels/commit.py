@@ -97,10 +97,10 @@ def commit_open(
             BLOCK=min(128, next_power(chunks)),
             num_warps=4,
         )
-        size, whole = settled_size(m, k), next_power(k)
+        size, whole = padded_size(m, k), next_power(k)
         at_a_time = min(size, max(1, tiles.last // size))
-        settle = _FIELD.settle if at_a_time == size else _FIELD.settle_in_parts
-        settle[(b,)](
+        commit_rows = _FIELD.commit_rows if at_a_time == size else _FIELD.commit_rows_in_parts
+        commit_rows[(b,)](
             *(is_open, column_of, count, figures, overlap),
             *(commit, score, intensity, margin, normalised),
             *(threshold, m, k, width),
@@ -118,7 +118,7 @@ def commit_open(
     )
 
 
-def settled_size(m: int, k: int) -> int:
+def padded_size(m: int, k: int) -> int:
     """For how many open positions the last kernel is compiled: for all k, or if m is much less, a power of four fewer.
 
     m shrinks while a text is generated, and a size that is new is compiled then. Up to 64 there is one size only.

@@ -3,7 +3,7 @@
 The pressure on a position is added in integers, which know no order: every figure depends on its own row only, bit for
 bit, and identical positions tie.
 
-Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+Triton compiles these functions from their text. `no_type_check` keeps run-time type checkers from wrapping them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _is_open(masked, columns, last, k):
 # them.
 @triton.jit(do_not_specialize=["m", "k", "width"])
 @no_type_check
-def settle(
+def commit_rows(
     masked, column_of, count, figures, overlap,
     commit_out, score_out, intensity_out, margin_out, overlap_out,
     threshold, m, k, width,
@@ -144,4 +144,4 @@ def settle(
 
 
 # An overlap too large for registers is read again for every update, and then wide loads are worth it.
-settle_in_parts = triton.jit(do_not_specialize=["m"])(settle.fn)
+commit_rows_in_parts = triton.jit(do_not_specialize=["m"])(commit_rows.fn)

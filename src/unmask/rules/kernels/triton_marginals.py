@@ -4,7 +4,7 @@ x = n ln 2 + f with n whole and |f| <= (ln 2) / 2, so e^x = 2^n e^f. The second 
 is exact, so a weight has the same bits in whatever piece it stands, and the sum in float64 is rounded once, at the end:
 equal distributions tie whatever the order of their tokens.
 
-Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+Triton compiles these functions from their text. `no_type_check` keeps run-time type checkers from wrapping them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ So the special-function units and the others both have enough to do. No term is 
 Every figure depends on its own row or two rows only, bit for bit: how tokens are cut into pieces depends on no other
 size, nor does which token gets which formula, and pieces are added in a fixed order.
 
-Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+Triton compiles these functions from their text. `no_type_check` keeps run-time type checkers from wrapping them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _add_terms(
     x_i, x_j, best_i, best_j, log_total_i, log_total_j, across, inside, WITHIN: tl.constexpr, PRODUCT: tl.constexpr
 ):
     """Adds one token in each thread to the totals of a tile."""
-    # Without PRODUCT nobody asks for the inverses, and what nobody asks for is not computed.
+    # Without PRODUCT the inverses are not used, and Triton computes nothing that is not used.
     z_i, p_i, inverse_i = _powers(x_i, best_i, log_total_i)
     z_j, p_j, inverse_j = _powers(x_j, best_j, log_total_j)
     across = _terms(
