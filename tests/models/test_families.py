@@ -164,6 +164,11 @@ def test_scaled_rotary_positions_are_refused_in_the_newer_form_too() -> None:
     assert refusal(lambda: Dream().shape(config)) == expected
 
 
+def test_rotary_parameters_must_be_an_object() -> None:
+    config = Config(DREAM | {"rope_parameters": [1]}, "config.json")
+    assert refusal(lambda: Dream().shape(config)) == "config.json: rope_parameters must be an object, got [1]"
+
+
 SGLANG = "SGLang runs it"
 DINFER = "dInfer runs it"
 CAUSAL = "an autoregressive model: this project decodes masked diffusion models only"
