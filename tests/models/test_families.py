@@ -164,6 +164,11 @@ def test_scaled_rotary_positions_are_refused_in_the_newer_form_too() -> None:
     assert refusal(lambda: Dream().shape(config)) == expected
 
 
+def test_rotary_parameters_must_be_an_object() -> None:
+    config = Config(DREAM | {"rope_parameters": [1]}, "config.json")
+    assert refusal(lambda: Dream().shape(config)) == "config.json: rope_parameters must be an object, got [1]"
+
+
 SGLANG = "SGLang runs it"
 DINFER = "dInfer runs it"
 CAUSAL = "an autoregressive model: this project decodes masked diffusion models only"
@@ -222,6 +227,16 @@ from unmask.models.families.llada import LLaDA
 class Relative(LLaDA):
     'Adds a family of its own to the same architecture.'
 """
+FILE = """
+from unmask.models.families.base import families
+from unmask.models.families.qwen import QwenFamily
+
+
+@families.register("newcomer")
+class Newcomer(QwenFamily):
+    family = "newcomer"
+    implemented = {}
+"""
 POINTS = """
 [unmask.models]
 relative = somewhere:Relative
@@ -230,6 +245,8 @@ hollow = builtins:dict
 """
 SCRIPT = """
 import json, sys, torch
+from unmask.models import families
+families.__path__.append(sys.argv.pop(1))
 from unmask.errors import CheckpointError
 from unmask.models.checkpoint.config import Config
 from unmask.models.families.find import family_of
@@ -240,22 +257,26 @@ try:
     family_of(Config({"model_type": "hollow"}, "config.json"))
 except CheckpointError as error:
     refused = str(error)
-moe = type(family_of(Config({"model_type": "llada_moe"}, "config.json"))).__name__
-print(json.dumps({"same": torch.equal(relative.logits, ours.logits), "moe": moe, "refused": refused}))
+moe, file = (type(family_of(Config({"model_type": kind}, "c"))).__name__ for kind in ("llada_moe", "newcomer"))
+same = torch.equal(relative.logits, ours.logits)
+print(json.dumps({"same": same, "moe": moe, "file": file, "refused": refused}))
 """
 
 
 @pytest.fixture(scope="module")
 def with_plug_ins(tmp_path_factory: pytest.TempPathFactory, make_llada: MakeFolder) -> dict[str, Any]:
-    """What comes of plug-ins, in a process of its own: another distribution is installed there."""
+    """What comes of plug-ins, and of one more file among the families, in a process of its own."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "somewhere.py").write_text(MODULE)
     metadata = folder / "somewhere-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: somewhere\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(POINTS)
-    command = [sys.executable, "-c", SCRIPT, str(make_llada(model_type="Relative")), str(make_llada())]
-    environment = dict(os.environ, PYTHONPATH=str(folder))
+    (folder / "more").mkdir()
+    (folder / "more/newcomer.py").write_text(FILE)
+    folders = folder / "more", make_llada(model_type="Relative"), make_llada()
+    command = [sys.executable, "-c", SCRIPT, *map(str, folders)]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder), *sys.path]))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -263,6 +284,10 @@ def with_plug_ins(tmp_path_factory: pytest.TempPathFactory, make_llada: MakeFold
 
 def test_a_plug_in_family_loads_like_ours(with_plug_ins: dict[str, Any]) -> None:
     assert with_plug_ins["same"]
+
+
+def test_a_file_among_the_families_is_enough(with_plug_ins: dict[str, Any]) -> None:
+    assert with_plug_ins["file"] == "Newcomer"
 
 
 def test_a_plug_in_may_run_what_we_send_elsewhere(with_plug_ins: dict[str, Any]) -> None:

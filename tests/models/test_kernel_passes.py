@@ -1,4 +1,4 @@
-"""Whole passes by kernels in Triton's interpreter (see test_fused.py), against the plain passes of the same model.
+"""Whole passes by kernels in Triton's interpreter (see kernel_inputs.py), against the plain passes of the same model.
 
 A function that is called again stands for a CUDA graph, so what is copied for a replay is tested too.
 """

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from unmask.bench.subject import PUBLISHED
 from unmask.errors import OutOfMemory
 from unmask.models.checkpoint import memory
 from unmask.models.checkpoint.loading import load_model
+from unmask.models.random_weights import random_model
 
 CPU = torch.device("cpu")
 
 
-def test_a_model_that_does_not_fit_is_refused_with_both_figures(
-    monkeypatch: pytest.MonkeyPatch, llada_folder: Path
-) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 2**26)
-    monkeypatch.setattr("unmask.models.checkpoint.weights.Weights.n_bytes", lambda self, dtype: 3 * 2**30)
+    config = PUBLISHED["llada-8b"] | {"n_layers": 1}  # 1.25 billion weights, of which 1.04 are embedding and head
     with pytest.raises(OutOfMemory) as caught:
-        load_model(llada_folder, device="cpu")
+        random_model(config, name="large")
     assert str(caught.value) == (
-        f"{llada_folder} needs 3.00 GiB on cpu, but 0.06 GiB are free; "
+        "large needs 4.67 GiB on cpu, but 0.06 GiB are free; "
         "use dtype='bfloat16' if it is not that already, quantize='int8', a smaller model, "
         "or a machine with more memory"
     )

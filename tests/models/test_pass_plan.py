@@ -60,7 +60,7 @@ def test_tensors_of_a_plan_are_made_once_and_only_if_asked_for():
 
 
 class Own:
-    """Somebody else's model, which says what it can do."""
+    """A model of another class that states its capabilities."""
 
     capabilities = Capabilities(states=True)
     device, dtype = CPU, torch.float32

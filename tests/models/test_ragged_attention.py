@@ -1,4 +1,4 @@
-"""Attention of rows one behind the other, in Triton's interpreter (see test_fused.py), against plain attention."""
+"""Attention of rows one behind the other, in Triton's interpreter (see kernel_inputs.py), against plain attention."""
 
 import pytest
 import torch

@@ -109,7 +109,7 @@ def test_a_token_is_shown_as_its_text(llada: TextCodec) -> None:
 
 def test_unknown_tokens_have_no_id(llada: TextCodec) -> None:
     assert llada.token_id("<|nowhere|>") is None
-    assert llada.named_ids("pad_token") == []
+    assert llada.named_id("pad_token") is None
 
 
 def test_roles_are_read_from_texts_and_from_objects(llada_folder: Path) -> None:
@@ -249,5 +249,5 @@ def test_a_codec_can_be_built_around_any_tokenizer(byte_tokenizer: Tokenizer) ->
     tokenizer = Tokenizer.from_str(byte_tokenizer.to_str())
     tokenizer.add_special_tokens([AddedToken("[E]", special=True)])
     codec = TextCodec(tokenizer, special_tokens={"eos_token": "[E]"})
-    assert codec.vocab_size == 273
-    assert codec.named_ids("eos_token") == [272]
+    assert codec.highest_id == 272
+    assert codec.named_id("eos_token") == 272

@@ -137,7 +137,7 @@ def test_a_graph_replays_it_without_waiting(sizes, b, n):
 
 
 class Other(nn.Linear):
-    """Somebody else's layer."""
+    """A layer of another class."""
 
 
 @pytest.mark.parametrize(

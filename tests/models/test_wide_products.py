@@ -1,4 +1,4 @@
-"""The gated product of many rows in Triton's interpreter, in float16 (test_fused.py says why), and when it is taken."""
+"""The gated product of many rows in Triton's interpreter, in float16 (see kernel_inputs.py), and when it is taken."""
 
 import pytest
 import torch
@@ -118,7 +118,7 @@ def gated_by_ops(x, linear):
 
 
 class Other(nn.Linear):
-    """Somebody else's layer."""
+    """A layer of another class."""
 
 
 @pytest.mark.parametrize("linear", [nn.Linear(16, 8, bias=False), nn.Linear(16, 8), Other(16, 8, bias=False)])

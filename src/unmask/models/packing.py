@@ -1,8 +1,7 @@
 """Positions of rows laid one behind the other, so that a pass over rows of different sizes computes no padding.
 
-What belongs to a position is a row of its own there: tensors are (positions, 1, ...), with the first row of the batch
-first. Behind the last row there may be positions that belong to none: they round the number of positions up, since a
-shape that comes again can be replayed.
+Tensors are (positions, 1, ...), with the first row of the batch first. Behind the last row there may be positions that
+belong to no row: they round the number of positions up, because a shape that returns can be replayed.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class Packing:
     @classmethod
     def of(cls, spans: list[Span], count: int, device: torch.device) -> Packing:
         """The spans in `count` places, which are enough for them."""
-        # By the host, and copied once: the device has nothing to do until this is there. Not by torch, which would wake
-        # its threads for it: that can take milliseconds.
+        # Made on the host and copied once: the device has nothing to do until this arrives. Made with numpy, because
+        # torch would wake its threads, which can take milliseconds.
         first, sizes = [first for first, _ in spans], [end - first for first, end in spans]
         *starts, used = accumulate(sizes, initial=0)
         table = np.empty(2 * count + 3 * len(spans), dtype=np.int64)
@@ -62,7 +61,7 @@ class Packing:
         return out[:, :width]
 
     def places(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
-        """Where some positions of each row are packed; those outside its span are taken for its first or last one."""
+        """Where some positions of each row are packed. One outside the row's span counts as its first or last one."""
         column = torch.minimum((at - self.rows[0, :, None]).clamp(min=0), (self.sizes[:, None] - 1).clamp(min=0))
         # A row without positions has none, and gets another's.
         return (self.starts[:, None] + column).clamp(max=self.row.shape[0] - 1)

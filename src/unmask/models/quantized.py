@@ -1,14 +1,14 @@
-"""Linear layers whose weights are kept in 8 bits: half the memory of bfloat16, and half the bytes to read in a pass.
+"""Linear layers with 8-bit weights: half the memory of bfloat16, and half the bytes to read in a pass.
 
 Symmetric, with one scale for each output: weight = scale * stored, where `stored` is float8_e4m3fn or int8. Only the
-layers of the blocks are quantised. Embedding and head stay in the model's dtype: a lookup reads few rows of the one,
-and the other makes the logits whose margins decide what is committed. Activations are never rounded.
+layers of the blocks are quantised. Embedding and head stay in the model's dtype: a lookup reads few rows of the
+embedding, and the head makes the logits, whose margins decide commits. Activations are never rounded.
 
-On a CUDA device with Triton, a few rows meet the stored bytes themselves (kernels/quantized.py); for many rows, and on
-any other device, the weights are widened first. What that does to the time depends on the rows. On one H200, with the
+On a CUDA device with Triton, a few rows are multiplied with the stored bytes themselves (kernels/quantized.py). For
+many rows, and on any other device, the weights are widened first. The time depends on the rows. On one H200, with the
 shapes of LLaDA-8B, the products take 0.7 of their time in bfloat16 with 32 rows (a block of 32, a batch of one), about
 the same with 64, 1.7 times as long with 256 (a batch of eight), a tenth to a fifth longer with 4,096 (a refresh). So
-it is for small batches with a cache, or for what would not fit otherwise.
+quantisation serves small batches with a cache, and models that would not fit otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEW_ROWS = 256
 
 
 def check_format(quantize: str | None, device: torch.device) -> None:
-    """Refuse a name that is no format, or not one of the device."""
+    """Refuse an unknown format, or one that the device does not have."""
     if quantize is not None and quantize not in FORMATS:
         raise UnknownName("quantisation", str(quantize), FORMATS)
     if quantize == "fp8" and device.type == "mps":
@@ -43,7 +43,7 @@ def check_format(quantize: str | None, device: torch.device) -> None:
 
 
 def quantize_rows(weight: Float[Tensor, "n k"], kind: torch.dtype) -> tuple[Num[Tensor, "n k"], Float[Tensor, " n"]]:
-    """The nearest stored numbers, and the scale of each row, by which its largest weight is the largest number."""
+    """The nearest stored numbers, and the scale of each row: its largest weight becomes the largest number."""
     pieces = [_quantize_piece(piece, kind) for piece in weight.split(_PIECE)]
     return torch.cat([stored.view(torch.int8) for stored, _ in pieces]).view(kind), torch.cat([s for _, s in pieces])
 
@@ -57,7 +57,7 @@ def _quantize_piece(weight: Float[Tensor, "n k"], kind: torch.dtype) -> tuple[Nu
 
 
 def interleave(stored: Num[Tensor, "n k"]) -> Num[Tensor, "n kk"]:
-    """As the kernel reads a row: with Q words of four bytes, byte j of word q belongs to input j Q + q."""
+    """Reorder rows as the kernel reads them: with Q words of four bytes, byte j of word q belongs to input j Q + q."""
     padded = F.pad(stored.view(torch.int8), (0, -stored.shape[1] % _GRAIN))
     return padded.unflatten(1, (4, -1)).transpose(1, 2).flatten(1).view(stored.dtype)
 
@@ -75,7 +75,7 @@ def product(
     bias: Float[Tensor, " n"] | None,
     arrived: Int32[Tensor, " tiles"],
 ) -> Float[Tensor, "*rows n"]:
-    """The linear layer with the stored weights; `arrived` are counters for a kernel, zeros before and after."""
+    """The linear layer with the stored weights. `arrived` are a kernel's counters, zeros before and after."""
     return F.linear(x, widened(stored, scale, x.shape[-1], x.dtype), bias)
 
 
@@ -106,7 +106,7 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("arrived", torch.zeros(tiles, dtype=torch.int32, device=scale.device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
-        """What is stored moves to another device with the model, but `model.to(dtype)` leaves it as it is."""
+        """The buffers move to another device with the model, but `model.to(dtype)` leaves their dtypes alone."""
         kept = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, buffer in kept.items():
@@ -126,47 +126,33 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.stored.dtype}, bias={self.bias is not None}"
 
 
-def model_bytes(module: nn.Module, dtype: torch.dtype) -> int:
-    """Memory that all parameters take in that dtype."""
-    return sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
+def bytes_to_load(model: nn.Module, quantize: str | None) -> int:
+    """Memory that it takes to load a model; quantised: what stays, and one block that is not quantised yet."""
+    needed = _bytes(model)
+    if quantize is None:
+        return needed
+    blocks = blocks_of(model)
+    saved = sum(_bytes_saved(linear) for block in blocks for _, _, linear in _linears(block))
+    return needed - saved + max(_bytes(block) for block in blocks)
 
 
-def quantized_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """Memory that it takes to load a model quantised: what stays, and one block that is not quantised yet."""
-    blocks = list(_blocks(model))
-    saved = sum(_saved(linear, dtype) for block in blocks for _, _, linear in _linears(block))
-    return model_bytes(model, dtype) - saved + max(model_bytes(block, dtype) for block in blocks)
+def quantized_layers(block: nn.Module, quantize: str) -> Iterator[tuple[nn.Module, str, QuantizedLinear]]:
+    """A replacement for every linear layer of a block, with the module and the attribute where it belongs.
 
-
-def fill_quantized(model: nn.Module, quantize: str, device: torch.device, fill: Callable[[], None]) -> None:
-    """Give a model on the meta device its weights, quantising block after block.
-
-    `fill` is called whenever some parameters have left the meta device, in the order of `named_parameters`.
+    The layers that are to be replaced lose their weights.
     """
-    swaps = []
-    blocks = list(_blocks(model))
-    model.to_empty(device=device, recurse=False)
-    for child in model.children():
-        for part in blocks if child is model.blocks else [child]:
-            part.to_empty(device=device)
-            fill()
-            if child is not model.blocks:
-                continue
-            for parent, name, linear in _linears(part):
-                swaps.append((parent, name, QuantizedLinear(linear, quantize)))
-                linear.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
-    for parent, name, replacement in swaps:
-        setattr(parent, name, replacement)
-    model.quantized = quantize  # ty: ignore[invalid-assignment]
+    for parent, name, linear in _linears(block):
+        yield parent, name, QuantizedLinear(linear, quantize)
+        linear.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
         raise UnmaskError(
             f"quantize needs a model with its layers in a ModuleList `blocks`; {type(model).__name__} has none"
         )
-    yield from blocks
+    return list(blocks)
 
 
 def _linears(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -176,7 +162,11 @@ def _linears(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
                 yield parent, name, child
 
 
-def _saved(linear: nn.Linear, dtype: torch.dtype) -> int:
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _bytes_saved(linear: nn.Linear) -> int:
     """Bytes by which the quantised layer is smaller."""
     n, k = linear.weight.shape
-    return n * k * dtype.itemsize - (n * (k + -k % _GRAIN) + n * 4)
+    return linear.weight.nbytes - n * (k + -k % _GRAIN + 4)

@@ -1,6 +1,6 @@
 """Models with the shape of a checkpoint and random weights: for benchmarks, where only sizes matter, and for tests.
 
-Takes the same config.json keys as a real checkpoint and travels the same code, apart from reading files.
+Takes the config.json keys of a real checkpoint and runs the same code, apart from reading files.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
+from torch import Tensor
 
 from unmask.models.base import MaskedLM
 from unmask.models.checkpoint.config import Config
-from unmask.models.checkpoint.loading import ready
-from unmask.models.checkpoint.memory import check_memory, memory_errors
+from unmask.models.checkpoint.loading import materialize
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.families.find import family_of
-from unmask.models.quantized import check_format, fill_quantized, model_bytes, quantized_bytes
+from unmask.models.quantized import check_format
 
 
 def random_model(
@@ -33,7 +33,7 @@ def random_model(
 ) -> MaskedLM:
     """A model of that config: normal weights and biases of deviation `std`, norms of one.
 
-    Quantised, its weights are those of the model that is not, rounded.
+    A quantised model has the same weights, rounded.
     """
     device = device or torch.device("cpu")
     check_format(quantize, device)
@@ -42,25 +42,13 @@ def random_model(
     spec = family.spec(checked, TextCodec(Tokenizer(BPE())), name)
     with torch.device("meta"):
         model = family.build(checked, spec).to(dtype)
-    needed = model_bytes(model, dtype) if quantize is None else quantized_bytes(model, dtype)
-    check_memory(needed, device, what=spec.name)
     generator = torch.Generator(device=device).manual_seed(seed)
-    drawn = set()
 
-    def draw() -> None:
-        for name, parameter in model.named_parameters():
-            if parameter.is_meta or name in drawn:
-                continue
-            drawn.add(name)
+    def draw(parameters: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
             if "norm" in name:
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(std=std, generator=generator)
 
-    with memory_errors(needed, device, what=spec.name), torch.no_grad():
-        if quantize is None:
-            model = model.to_empty(device=device)
-            draw()
-        else:
-            fill_quantized(model, quantize, device, draw)
-    return ready(model)
+    return materialize(model, name, device, quantize, tensors=lambda: dict(model.named_parameters()), fill=draw)

@@ -1,7 +1,7 @@
 """A deterministic stand-in for a masked diffusion model: no weights, no download, the same answers everywhere.
 
-It recites one sentence after any prompt. It is surer of a letter whose neighbours stand, and some letters it gets
-wrong until their left neighbour stands: so the order of commits matters, as with a real model. It knows nothing else.
+It recites one sentence after any prompt. A letter is more certain once its neighbours are committed, and some letters
+are wrong until the letter on their left is. So the order of commits matters, as with a real model.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache
+from unmask.models.attention import picked
 from unmask.models.base import Capabilities, LoadedModel, ModelSpec, Prediction
 from unmask.models.checkpoint.tokenizer import TextCodec
 
@@ -25,9 +26,7 @@ SENTENCE = (
 )
 MASK, END, TURN, SEPARATOR = "[MASK]", "<|endoftext|>", "<|eot_id|>", "<|answer|>"
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}" + SEPARATOR
-PERIOD = (
-    509  # positions after which the letters' difficulty repeats; a prime, so that it falls in step with no block size
-)
+PERIOD = 509  # positions after which the letters' difficulty repeats; a prime, so that no block size divides it
 
 
 def load_toy(*, device: torch.device, dtype: torch.dtype) -> LoadedModel:
@@ -52,7 +51,7 @@ def _byte_tokenizer() -> Tokenizer:
 
 
 class Toy:
-    """Logits from a table and from which neighbours stand; see the module's first lines."""
+    """Logits from a table and from the neighbours that are committed."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(attention=True, shadow=True)
 
@@ -64,7 +63,7 @@ class Toy:
             name="toy",
             family="toy",
             convention="llada",
-            vocab_size=codec.vocab_size,
+            vocab_size=codec.highest_id + 1,
             n_layers=4,
             max_length=4096,
             mask_id=ids[MASK],
@@ -93,7 +92,7 @@ class Toy:
         shadow: Int[Tensor, "b s"] | None = None,
         states: bool = False,
     ) -> Prediction:
-        """As documented in base.py; it has no states, and no keys to cache: every cache gives the same tokens."""
+        """See base.py. The toy has neither states nor keys: every cache gives the same tokens."""
         del cache, block_size, states
         visible = torch.ones_like(tokens, dtype=torch.bool)
         if plan is not None:
@@ -101,17 +100,17 @@ class Toy:
             at = plan.positions if at is None and not plan.self_contained else at
         logits = self._logits(tokens, visible)
         return Prediction(
-            logits=logits if at is None else _rows(logits, at),
+            logits=picked(logits, at),
             attention=_nearby(visible) if attention_layers is not None else None,
-            shadow_logits=None if shadow is None else _rows(logits, shadow),
+            shadow_logits=None if shadow is None else picked(logits, shadow),
         )
 
     def _logits(self, tokens: Int[Tensor, "b n"], visible: Bool[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
         position = torch.arange(tokens.shape[1], device=tokens.device)
         begin = torch.where((tokens == self.separator_id) & visible, position + 1, 0).amax(-1, keepdim=True)
         letter = self._answer[(position - begin).clamp(0, len(self._answer) - 1)]
-        stands = (tokens != self.spec.mask_id) & visible
-        left, right = stands.roll(1, -1), stands.roll(-1, -1)
+        committed = (tokens != self.spec.mask_id) & visible
+        left, right = committed.roll(1, -1), committed.roll(-1, -1)
         left[:, 0], right[:, -1] = False, False
         place = position % PERIOD
         certain = letter == self.spec.eos_id
@@ -122,10 +121,6 @@ class Toy:
         logits.scatter_add_(-1, self._decoy[place].expand_as(tokens)[..., None], decoy_height[..., None])
         logits.scatter_add_(-1, letter[..., None], height[..., None])
         return logits.to(self.dtype)
-
-
-def _rows(logits: Float[Tensor, "b n v"], at: Int[Tensor, "b k"]) -> Float[Tensor, "b k v"]:
-    return logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1]))
 
 
 def _nearby(visible: Bool[Tensor, "b n"]) -> Float[Tensor, "b n n"]:

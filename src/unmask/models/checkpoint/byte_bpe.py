@@ -1,6 +1,6 @@
 """A tokenizer from `vocab.json` and `merges.txt`, as Qwen2 and its descendants (Dream) mean them.
 
-Those checkpoints leave the steps around the merges to code of their own; here they are built from parts of the
+Such checkpoints leave the steps around the merges to their own code. Here these steps are built from parts of the
 `tokenizers` library. Knows nothing of chat templates or special roles.
 """
 
@@ -54,8 +54,7 @@ def _added_tokens(
 ) -> dict[int, AddedToken]:
     """Tokens outside the merges, by id: with their full description, or by name alone in older checkpoints."""
     added: dict[int, AddedToken] = {}
-    path = folder / "added_tokens.json"
-    for content, number in (read_json(path) if path.exists() else {}).items():
+    for content, number in read_json(folder / "added_tokens.json", optional=True).items():
         special = content in special_tokens.values()
         added[int(number)] = AddedToken(content, special=special, normalized=not special)
     for number, about in tokenizer_config.get("added_tokens_decoder", {}).items():

@@ -1,7 +1,7 @@
 """Conversations to text, by the template that a checkpoint carries.
 
-A template is somebody else's program: it runs in jinja2's immutable sandbox, sees the messages and the names of the
-special tokens, and whatever it does wrong becomes one line. Knows nothing of token ids.
+A template is a program that cannot be trusted. It runs in jinja2's immutable sandbox and sees the messages and the
+names of the special tokens. A mistake in it becomes an error of one line. Knows nothing of token ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unmask.errors import CheckpointError, UnmaskError
 
 
 class _TransparentGeneration(Extension):
-    """`{% generation %}` marks what to train on; for us it is its content."""
+    """`{% generation %}` marks text to train on. Here the text inside is kept and the mark ignored."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 

@@ -1,6 +1,6 @@
 """The keys of a checkpoint's JSON files, checked as they are read.
 
-Every complaint names the file, the key and the value. Knows no family: what a key means is said where it is asked for.
+Every complaint names the file, the key and the value. Knows no family: the caller says what a key means.
 """
 
 from __future__ import annotations
@@ -12,36 +12,37 @@ from typing import Any
 
 from unmask.errors import CheckpointError
 
-_REQUIRED: Any = object()
-
 
 class Config:
-    """One JSON object. A key that is null counts as absent, as it does in the code that wrote it."""
+    """One JSON object. A key that is null counts as absent, as it does in the code that wrote it.
+
+    A value is read with a default; a key without a default must be there.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
         self.source = source
 
     @classmethod
-    def read(cls, path: Path) -> Config:
-        return cls(read_json(path), str(path))
+    def read(cls, path: Path, *, optional: bool = False) -> Config:
+        return cls(read_json(path, optional=optional), str(path))
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
 
-    def whole(self, key: str, default: Any = _REQUIRED, *, low: int = 1) -> int:
+    def whole(self, key: str, default: Any = None, *, low: int = 1) -> int:
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise self.error(f"{key} must be a whole number of at least {low}, got {value!r}")
         return value
 
-    def number(self, key: str, default: Any = _REQUIRED) -> float:
+    def number(self, key: str, default: Any = None) -> float:
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.error(f"{key} must be a number above 0, got {value!r}")
         return float(value)
 
-    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+    def flag(self, key: str, default: Any = None) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.error(f"{key} must be true or false, got {value!r}")
@@ -55,6 +56,13 @@ class Config:
             raise self.error(f"{key} must be a token id or a list of them, got {value!r}")
         return ids
 
+    def part(self, key: str) -> Config:
+        """The object under a key; an empty one if there is none."""
+        value = self.get(key, {})
+        if not isinstance(value, dict):
+            raise self.error(f"{key} must be an object, got {value!r}")
+        return Config(value, f"{self.source}: {key}")
+
     def only(self, key: str, *accepted: Any) -> None:
         """Refuse a value that would change the computation in a way that we do not implement."""
         value = self.get(key, accepted[0])
@@ -62,22 +70,20 @@ class Config:
             supported = " or ".join(json.dumps(item) for item in accepted)
             raise self.error(f"{key} is {json.dumps(value)}, but only {supported} is supported")
 
-    def only_each(self, accepted: Mapping[str, tuple[Any, ...]]) -> None:
-        for key, values in accepted.items():
-            self.only(key, *values)
-
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {problem}")
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
-        if value is _REQUIRED:
+        if value is None:
             raise self.error(f"the key {key!r} is missing")
         return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The object in a JSON file. A file that is optional may be missing: it counts as empty."""
+    if optional and not path.exists():
+        return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,7 +1,8 @@
 """Which weights a result was made with: a short hash that differs for another checkpoint under the same name.
 
-Weights are not read whole, so that 16 GB cost no more than a glance: of every file the size, the header (names, types
-and places of the tensors) and samples spread evenly over the rest. A training step changes nearly all of them.
+Weights are not read whole, so that 16 GB take no longer than 1 GB. Of every file the hash covers the size, the header
+(names, types and places of the tensors) and samples spread evenly over the rest. A training step changes nearly all
+samples.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ _TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json")  # what the 
 
 
 def fingerprint(name: str, *, revision: str | None = None) -> str:
-    """Of a model as `unmask.load` takes it."""
-    return TOY if name == "toy" else fingerprint_of_folder(checkpoint_folder(name, revision=revision))
-
-
-def fingerprint_of_folder(folder: Path) -> str:
-    digest = hashlib.blake2b(digest_size=12)
+    """The fingerprint of a model, by the name that `unmask.load` takes."""
+    if name == "toy":
+        return TOY
+    folder, digest = checkpoint_folder(name, revision=revision), hashlib.blake2b(digest_size=12)
 
     def add(path: Path, parts: Iterable[bytes]) -> None:
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())

@@ -1,19 +1,19 @@
 """From a name or a folder to a model on a device: the one way in for checkpoints.
 
-Whatever can be wrong is found before memory is taken: files, config, tokenizer, tensor names and shapes, and whether it
-will fit. Never runs code from a checkpoint.
+All mistakes are found before memory is taken: in files, config, tokenizer, tensor names and shapes. So is a model that
+does not fit. Never runs code from a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unmask.errors import CheckpointError, UnknownName, UnmaskError
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
@@ -23,9 +23,8 @@ from unmask.models.checkpoint.memory import check_memory, memory_errors
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.checkpoint.weights import Weights
 from unmask.models.device import choose_device
-from unmask.models.families.base import Family
 from unmask.models.families.find import family_of
-from unmask.models.quantized import check_format, fill_quantized, quantized_bytes
+from unmask.models.quantized import blocks_of, bytes_to_load, check_format, quantized_layers
 
 TINY = Path(__file__).parents[1] / "tiny"
 BUILT_IN = ("tiny", "toy")
@@ -76,7 +75,7 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 def checkpoint_folder(
     name: str, *, revision: str | None = None, token: str | None = None, cache_dir: str | Path | None = None
 ) -> Path:
-    """Where the files of a checkpoint lie; those of a hub name are downloaded if they are not cached."""
+    """The folder of a checkpoint. The files of a hub name are downloaded if they are not cached."""
     path = TINY if name == "tiny" else Path(name).expanduser()
     if name == "tiny" and not (path / "config.json").exists():
         raise CheckpointError("the embedded model 'tiny' is not part of this installation; use 'toy' or a checkpoint")
@@ -108,38 +107,58 @@ def _load_folder(
         raise config.error(
             f"the tokenizer has ids up to {codec.highest_id}, but the vocabulary ends at {spec.vocab_size}"
         )
-    weights = Weights.of(folder)
+    weights = Weights(folder)
     dtype = dtype or (_stored_dtype(config, weights) if device.type == "cuda" else torch.float32)
     with torch.device("meta"):
         model = family.build(config, spec).to(dtype)
     weights.check(family.slots(model))
-    needed = weights.n_bytes(dtype) if quantize is None else quantized_bytes(model, dtype)
+    loaded = materialize(model, name, device, quantize, tensors=lambda: family.slots(model), fill=weights.fill)
+    return LoadedModel(model=loaded, codec=codec)
+
+
+@torch.no_grad()
+def materialize(
+    model: nn.Module,
+    name: str,
+    device: torch.device,
+    quantize: str | None,
+    *,
+    tensors: Callable[[], Mapping[str, Tensor]],
+    fill: Callable[[Mapping[str, Tensor]], None],
+) -> MaskedLM:
+    """Give a model on the meta device memory and weights, if they fit; it is then ready for inference.
+
+    `tensors` lists the model's tensors by name. `fill` writes weights to them, part after part of the model, so that
+    no more than one block at a time waits to be quantised.
+    """
+    needed = bytes_to_load(model, quantize)
     check_memory(needed, device, what=name)
+    filled: set[str] = set()
+    layers: list[tuple[nn.Module, str, nn.Module]] = []
+
+    def fill_new() -> None:
+        fresh = {key: tensor for key, tensor in tensors().items() if not tensor.is_meta and key not in filled}
+        fill(fresh)
+        filled.update(fresh)
+
     with memory_errors(needed, device, what=name):
-        if quantize is None:
-            weights.fill(family.slots(model.to_empty(device=device)))
-        else:
-            fill_quantized(model, quantize, device, _filler(family, model, weights))
-    return LoadedModel(model=ready(model), codec=codec)
-
-
-def _filler(family: Family, model: nn.Module, weights: Weights) -> Callable[[], None]:
-    """Fills the parameters that have left the meta device since it was called last."""
-    filled = set()
-
-    def fill() -> None:
-        slots = {name: slot for name, slot in family.slots(model).items() if not slot.is_meta and name not in filled}
-        weights.fill(slots)
-        filled.update(slots)
-
-    return fill
-
-
-def ready(model: nn.Module) -> MaskedLM:
-    """The model as the engine gets it: for inference only."""
-    model = model.eval().requires_grad_(False)
+        for part in [model, *_parts(model)]:
+            part.to_empty(device=device, recurse=part is not model)
+            fill_new()
+            if quantize is not None and part in blocks_of(model):
+                layers += quantized_layers(part, quantize)
+    for parent, attribute, layer in layers:  # last, since `tensors` may expect the layers that the model was built with
+        setattr(parent, attribute, layer)
+    model.quantized = quantize  # ty: ignore[invalid-assignment]
+    model.eval().requires_grad_(False)
     assert isinstance(model, MaskedLM)
     return model
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The model's children. A list of modules counts as many."""
+    for child in model.children():
+        yield from child if isinstance(child, nn.ModuleList) else [child]
 
 
 def _stored_dtype(config: Config, weights: Weights) -> torch.dtype:
@@ -150,9 +169,6 @@ def _stored_dtype(config: Config, weights: Weights) -> torch.dtype:
 
 def _with_generation_defaults(spec: ModelSpec, folder: Path) -> ModelSpec:
     """The lengths that the checkpoint's author recommends."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return spec
-    config = Config.read(path)
+    config = Config.read(folder / "generation_config.json", optional=True)
     found: dict[str, Any] = {"max_new_tokens": "max_tokens", "block_length": "block_size"}
     return replace(spec, **{field: config.whole(key) for key, field in found.items() if key in config.values})

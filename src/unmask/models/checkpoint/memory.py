@@ -1,6 +1,6 @@
 """How much memory is free on a device, and the one line that says that it is not enough.
 
-Only as good as what the system tells: where nothing is known, nothing is refused.
+Where the system does not say how much is free, nothing is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_memory(needed: int, device: torch.device, *, what: str) -> None:
-    """Refuse what cannot fit, before anything is allocated."""
+    """Refuse a model that cannot fit, before anything is allocated."""
     free = free_memory(device)
     if free is not None and needed > free:
         raise OutOfMemory(f"{what} needs {_gib(needed)} on {device}, but {_gib(free)} are free; {_way_out(device)}")
@@ -27,13 +27,12 @@ def check_memory(needed: int, device: torch.device, *, what: str) -> None:
 
 @contextmanager
 def memory_errors(needed: int, device: torch.device, *, what: str) -> Generator[None]:
-    """Say in one line that an allocation failed after all, as it can when others use the device too."""
+    """Say in one line that an allocation failed after all, as it can when other programs use the device."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(
-            error
-        ):  # the CPU's allocator has no error of its own
+        # The CPU's allocator has no error class of its own.
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         raise OutOfMemory(
             f"{device} ran out of memory loading {what}, which needs {_gib(needed)}; {_way_out(device)}"
@@ -65,7 +64,7 @@ def _available_here() -> int | None:
 
 
 def _left_in_cgroup() -> int | None:
-    """What a container may still use; page cache counts as free, since the kernel drops it under pressure."""
+    """Bytes that a container may still use. Page cache counts as free, since the kernel drops it under pressure."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())

@@ -1,6 +1,6 @@
-"""Text to token ids and back, with the `tokenizers` library and the files of a checkpoint; no code from it.
+"""Text to token ids and back, with the `tokenizers` library and the files of a checkpoint, but none of its code.
 
-Adds nothing of its own: a beginning-of-text token that a family wants before a plain prompt is the engine's business.
+Adds no tokens: the engine puts a beginning-of-text token before a plain prompt if the family wants one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class TextCodec:
     @classmethod
     def from_folder(cls, folder: Path) -> TextCodec:
         """The codec that a checkpoint's files describe."""
-        path = folder / "tokenizer_config.json"
-        config = read_json(path) if path.exists() else {}
+        config = read_json(folder / "tokenizer_config.json", optional=True)
         special_tokens = _special_tokens(folder, config)
         if (folder / "tokenizer.json").exists():
             tokenizer = _read_tokenizer(folder / "tokenizer.json")
@@ -50,12 +49,8 @@ class TextCodec:
         return cls(tokenizer, special_tokens=special_tokens, chat_template=_chat_template(folder, config))
 
     @property
-    def vocab_size(self) -> int:
-        """Ids in use, added tokens included."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
-    @property
     def highest_id(self) -> int:
+        """The highest id in use, added tokens included."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -82,11 +77,10 @@ class TextCodec:
         """The id of exactly this token."""
         return self._tokenizer.token_to_id(text)
 
-    def named_ids(self, role: str) -> list[int]:
-        """The id of the token that plays a role, such as eos_token, if there is one."""
+    def named_id(self, role: str) -> int | None:
+        """The id of the token that plays a role, such as eos_token."""
         text = self.special_tokens.get(role)
-        number = None if text is None else self.token_id(text)
-        return [] if number is None else [number]
+        return None if text is None else self.token_id(text)
 
     def chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation under the checkpoint's template, which writes every special token itself."""
@@ -105,8 +99,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     """Role to text; a token is written as its text or as an object with its content."""
-    path = folder / "special_tokens_map.json"
-    named = (read_json(path) if path.exists() else {}) | tokenizer_config
+    named = read_json(folder / "special_tokens_map.json", optional=True) | tokenizer_config
     texts = {
         role: named[role]["content"] if isinstance(named[role], dict) else named[role]
         for role in _ROLES

@@ -1,11 +1,12 @@
-"""The tensors of a checkpoint folder: which there are, whether they fit, and how they get into a model.
+"""The tensors of a checkpoint folder: finding them, checking them and copying them into a model.
 
 Safetensors only, because unpickling runs code. Headers are read first, so that a damaged or foreign checkpoint is
-refused before memory is taken; then tensor after tensor goes straight to its place. Knows nothing of families.
+refused before memory is taken. Then every tensor is copied straight to its place. Knows nothing of families.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,24 +37,16 @@ class Stored:
 class Weights:
     """Everything stored in a folder, by name."""
 
-    def __init__(self, folder: Path, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.stored = stored
-
-    @classmethod
-    def of(cls, folder: Path) -> Weights:
-        return cls(folder, {name: entry for path in files_of(folder) for name, entry in _header(path).items()})
-
-    def n_bytes(self, dtype: torch.dtype) -> int:
-        """Memory that all of it takes in that dtype."""
-        return sum(prod(entry.shape) for entry in self.stored.values()) * dtype.itemsize
+        self.stored = {name: entry for path in files_of(folder) for name, entry in _header(path).items()}
 
     def dtype(self) -> torch.dtype:
-        """The dtype of most of it."""
-        sizes: dict[torch.dtype, int] = {}
+        """The dtype of most numbers."""
+        sizes: Counter[torch.dtype] = Counter()
         for entry in self.stored.values():
-            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + prod(entry.shape)
-        return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+            sizes[entry.dtype] += prod(entry.shape)
+        return max(sizes, key=sizes.__getitem__, default=torch.float32)
 
     def check(self, slots: Mapping[str, Tensor]) -> None:
         """Refuse a checkpoint that does not hold exactly the tensors that the model has."""
@@ -69,13 +62,11 @@ class Weights:
     @torch.no_grad()
     def fill(self, slots: Mapping[str, Tensor]) -> None:
         """Copy every tensor to its place, converting dtype and device on the way."""
-        by_file: dict[Path, list[str]] = {}
-        for name in slots:
-            by_file.setdefault(self.stored[name].path, []).append(name)
-        for path, names in by_file.items():
+        for path in sorted({self.stored[name].path for name in slots}):
             with _opened(path) as tensors:
-                for name in names:
-                    slots[name].copy_(tensors.get_tensor(name))
+                for name, slot in slots.items():
+                    if self.stored[name].path == path:
+                        slot.copy_(tensors.get_tensor(name))
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -1,22 +1,22 @@
-"""What a model family has to say, so that a checkpoint can be loaded: the contract for ours and for plug-ins.
+"""What a model family has to say so that a checkpoint can be loaded: the contract for ours and for plug-ins.
 
-A plug-in is a class that satisfies `Family`, takes no arguments, and is named by an entry point of the group
-`unmask.models`; the entry point's name is the `model_type` in config.json, in lower case. `TransformerFamily` may be
-its base if the architecture is transformer.py's. Neither knows files or devices.
+A plug-in is a class that satisfies `Family` and takes no arguments. An entry point of the group `unmask.models` names
+it; the entry point's own name is the `model_type` in config.json, in lower case. `TransformerFamily` may be its base if
+the architecture is transformer.py's. Families know neither files nor devices.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from unmask.models.base import ModelSpec
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.models.layers import Block, TransformerShape
+from unmask.models.layers import TransformerShape
 from unmask.models.transformer import Transformer
 from unmask.registry import Registry
 
@@ -26,7 +26,7 @@ class Family(Protocol):
     """From a checkpoint's config to a model and its empty weights."""
 
     def spec(self, config: Config, codec: TextCodec, name: str) -> ModelSpec:
-        """What the engine must know; refuses a config that asks for what the family's code does not do."""
+        """What the engine must know. Refuses a config that asks for what the family's code does not do."""
         ...
 
     def build(self, config: Config, spec: ModelSpec) -> nn.Module:
@@ -41,100 +41,82 @@ class Family(Protocol):
 families: Registry[Family] = Registry("model family", "unmask.models")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorNames:
-    """What a family calls the weights of the transformer; `layer` has a place for the number."""
-
-    embedding: str
-    norm: str
-    head: str
-    layer: str
-    attention_norm: str
-    query: str
-    key: str
-    value: str
-    out: str
-    mlp_norm: str
-    gate: str
-    up: str
-    down: str
-    query_norm: str = ""  # of models that normalise queries and keys
-    key_norm: str = ""
-
-
 class TransformerFamily(ABC):
-    """A family whose model is transformer.py's under other names."""
+    """A family whose model is transformer.py's. A subclass says what is particular about it."""
 
-    names: TensorNames
+    family: ClassVar[str]
+    convention: ClassVar[Literal["llada", "dream"]]
+    # What the checkpoint calls each module. A module that it stores in parts has a name for each part.
+    names: ClassVar[Mapping[str, str | tuple[str, ...]]]
+    layer_prefix: ClassVar[str]  # before the names of a layer's modules, with a place for the layer's number
+    # Config keys with the values that are implemented. The first is the published one, assumed where the key is absent.
+    implemented: ClassVar[Mapping[str, tuple[Any, ...]]]
+    length_key: ClassVar[str]  # config key for the number of positions
+    end_of_turn: ClassVar[str]
+    mask_id: ClassVar[int | None] = None  # of configs that do not say; None: the tokenizer's
 
     @abstractmethod
-    def shape(self, config: Config) -> TransformerShape: ...
+    def sizes(self, config: Config) -> TransformerShape:
+        """The shape that the config's keys describe."""
 
-    @abstractmethod
-    def spec(self, config: Config, codec: TextCodec, name: str) -> ModelSpec: ...
+    def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:
+        """Fields of the spec in which the family differs. `ends` are the ids that end a text, end-of-text first."""
+        return {}
+
+    def shape(self, config: Config) -> TransformerShape:
+        """The shape, after making sure that all of it is implemented."""
+        for key, accepted in self.implemented.items():
+            config.only(key, *accepted)
+        shape = self.sizes(config)
+        if shape.head_width * shape.n_heads != shape.width and config.get("head_dim") is None:
+            raise config.error(f"{shape.n_heads} heads do not divide a width of {shape.width}")
+        if shape.n_heads % shape.n_kv_heads:
+            raise config.error(f"{shape.n_kv_heads} key heads do not divide {shape.n_heads} query heads")
+        if shape.head_width % 2:
+            raise config.error(f"rotary positions need an even head width, got {shape.head_width}")
+        return shape
+
+    def spec(self, config: Config, codec: TextCodec, name: str) -> ModelSpec:
+        shape = self.shape(config)
+        mask_id = config.whole("mask_token_id", self.mask_id or codec.named_id("mask_token"), low=0)
+        ends = config.ids("eos_token_id") or _known(codec.named_id("eos_token"))
+        if not ends:
+            raise config.error("the key 'eos_token_id' is missing, and the tokenizer names no eos_token")
+        for key, token_id in [("mask_token_id", mask_id), *(("eos_token_id", end) for end in ends)]:
+            if token_id >= shape.vocab_size:
+                raise config.error(f"{key} {token_id} is outside the vocabulary of {shape.vocab_size}")
+        ends = [*ends, *_known(codec.token_id(self.end_of_turn))]
+        common: dict[str, Any] = {
+            "vocab_size": shape.vocab_size,
+            "n_layers": shape.n_layers,
+            "max_length": config.whole(self.length_key),
+            "mask_id": mask_id,
+            "eos_id": ends[0],
+            "end_ids": frozenset(ends),
+        }
+        own = self.quirks(config, codec, ends)
+        return ModelSpec(name=name, family=self.family, convention=self.convention, **common | own)
 
     def build(self, config: Config, spec: ModelSpec) -> Transformer:
         return Transformer(self.shape(config), spec)
 
     def slots(self, model: nn.Module) -> dict[str, Tensor]:
         assert isinstance(model, Transformer)
-        slots = {self.names.embedding: model.embedding.weight, self.names.norm: model.norm.weight}
-        if model.head is not None:
-            slots[self.names.head] = model.head.weight
-        for number, block in enumerate(model.blocks):
-            assert isinstance(block, Block)
-            prefix = self.names.layer.format(number)
-            slots |= {prefix + name: slot for name, slot in self._layer_slots(block, model.shape).items()}
+        shape, slots = model.shape, {}
+        heads = [count * shape.head_width for count in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)]
+        parts = {"attention.qkv": heads, "gate_up": [shape.hidden] * 2}
+        for ours, parameter in model.named_parameters():
+            module, _, kind = ours.rpartition(".")  # kind: weight or bias
+            prefix = ""
+            if module.startswith("blocks."):
+                _, number, module = module.split(".", 2)
+                prefix = self.layer_prefix.format(number)
+            named = self.names[module]
+            theirs = (named,) if isinstance(named, str) else named
+            for name, part in zip(theirs, parameter.split(parts.get(module, len(parameter))), strict=True):
+                slots[f"{prefix}{name}.{kind}"] = part
         return slots
 
-    def _layer_slots(self, block: Block, shape: TransformerShape) -> dict[str, Tensor]:
-        names, projection = self.names, block.attention.qkv
-        heads = [count * shape.head_width for count in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)]
-        parts = (names.query, names.key, names.value)
-        slots = {f"{name}.weight": part for name, part in zip(parts, projection.weight.split(heads), strict=True)}
-        if projection.bias is not None:
-            slots |= {f"{name}.bias": part for name, part in zip(parts, projection.bias.split(heads), strict=True)}
-        for name, norm in ((names.query_norm, block.attention.query_norm), (names.key_norm, block.attention.key_norm)):
-            if norm is not None:
-                slots[f"{name}.weight"] = norm.weight
-        gate, up = block.gate_up.weight.chunk(2)
-        return slots | {
-            f"{names.attention_norm}.weight": block.attention_norm.weight,
-            f"{names.out}.weight": block.attention.out.weight,
-            f"{names.mlp_norm}.weight": block.mlp_norm.weight,
-            f"{names.gate}.weight": gate,
-            f"{names.up}.weight": up,
-            f"{names.down}.weight": block.down.weight,
-        }
 
-
-def checked_heads(config: Config, width: int, n_heads: int, n_kv_heads: int, head_width: int) -> int:
-    """The width of a head, after making sure that heads divide the model as attention needs."""
-    if head_width * n_heads != width and config.get("head_dim") is None:
-        raise config.error(f"{n_heads} heads do not divide a width of {width}")
-    if n_heads % n_kv_heads:
-        raise config.error(f"{n_kv_heads} key heads do not divide {n_heads} query heads")
-    if head_width % 2:
-        raise config.error(f"rotary positions need an even head width, got {head_width}")
-    return head_width
-
-
-def mask_id(config: Config, vocab_size: int, default: int | None = None) -> int:
-    """The id of the mask token."""
-    known = {} if default is None else {"default": default}
-    return _checked(config, "mask_token_id", config.whole("mask_token_id", low=0, **known), vocab_size)
-
-
-def end_ids(config: Config, codec: TextCodec, end_of_turn: str, vocab_size: int) -> list[int]:
-    """The ids that end a text, the end-of-text token first."""
-    ends = config.ids("eos_token_id") or codec.named_ids("eos_token")
-    if not ends:
-        raise config.error("the key 'eos_token_id' is missing, and the tokenizer names no eos_token")
-    turn = codec.token_id(end_of_turn)
-    return [_checked(config, "eos_token_id", end, vocab_size) for end in ends] + ([] if turn is None else [turn])
-
-
-def _checked(config: Config, key: str, token_id: int, vocab_size: int) -> int:
-    if token_id >= vocab_size:
-        raise config.error(f"{key} {token_id} is outside the vocabulary of {vocab_size}")
-    return token_id
+def _known(token_id: int | None) -> list[int]:
+    return [] if token_id is None else [token_id]

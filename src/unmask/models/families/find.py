@@ -1,27 +1,31 @@
-"""Which family a config belongs to, and what to say about those that we do not run.
+"""Finds the family of a config, and explains why a model is refused.
 
 A refusal names the family and a program that runs it, since the user's next question is where to go.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from unmask.errors import CheckpointError
+from unmask.models import families as folder
 from unmask.models.checkpoint.config import Config
-from unmask.models.families import dream, llada, sdar  # noqa: F401  (importing them registers them)
 from unmask.models.families.base import Family, families
 
-_SGLANG = "SGLang runs it"
-_DINFER = "dInfer runs it"
-
-# How model_type begins, without punctuation: what it is, and who runs it.
+# What model_type begins with, without punctuation, and how the refusal goes on.
 _ELSEWHERE = {
-    "lladamoe": ("LLaDA-MoE, a mixture of experts", _DINFER),
-    "llada2": ("LLaDA2.x, a block diffusion mixture of experts", f"{_SGLANG}; dInfer runs LLaDA2.0"),
-    "sdarmoe": ("SDAR-MoE, a mixture of experts", _SGLANG),
-    "diffusiongemma": ("DiffusionGemma, which does not fill masks", "SGLang runs it, with an algorithm of its own"),
+    "lladamoe": "LLaDA-MoE, a mixture of experts: dInfer runs it",
+    "llada2": "LLaDA2.x, a block diffusion mixture of experts: SGLang runs it; dInfer runs LLaDA2.0",
+    "sdarmoe": "SDAR-MoE, a mixture of experts: SGLang runs it",
+    "diffusiongemma": "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
 }
 _MULTI_MODAL = ("vision_config", "vision_tower", "mm_vision_tower", "audio_config")
 _CAUSAL = ("llama", "qwen", "mistral", "mixtral", "gemma", "phi", "gpt", "olmo", "falcon", "deepseek", "opt", "bloom")
+_CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
+
+for _module in iter_modules(folder.__path__, f"{folder.__name__}."):
+    import_module(_module.name)  # registers the family that the file describes
 
 
 def family_of(config: Config) -> Family:
@@ -29,35 +33,30 @@ def family_of(config: Config) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise config.error(f"model_type must name a model family, got {kind!r}")
-    # LLaDA-MoE has the same model_type as the dense LLaDA.
-    experts = kind.lower() == "llada" and "num_experts" in config.values
-    name = "lladamoe" if experts else "".join(letter for letter in kind.lower() if letter.isalnum())
-    ours = kind.lower() in families.names() and not experts
-    for beginning, (what, where) in _ELSEWHERE.items():
-        if name.startswith(beginning) and not ours:
-            raise _refusal(config, kind, what, where)
-    if any(key in config.values for key in _MULTI_MODAL):
-        raise _refusal(config, kind, "a multi-modal model", "this project runs text models only")
-    if ours:
-        return _instance(kind.lower())
-    if _is_causal(name, config):
-        raise _refusal(config, kind, "an autoregressive model", "this project decodes masked diffusion models only")
-    known = ", ".join(families.names())
-    raise _refusal(config, kind, "a family that is not known here", f"known: {known}; a plug-in may add it")
-
-
-def _instance(name: str) -> Family:
+    name = kind.lower()
+    if name == "llada" and "num_experts" in config.values:  # LLaDA-MoE has the model_type of the dense LLaDA
+        name = "llada_moe"
+    if (reason := _reason_to_refuse(name, config)) is not None:
+        raise config.error(f"model_type {kind!r} is {reason}")
     family = families.find(name)()
     if not isinstance(family, Family):
         raise CheckpointError(f"the plug-in for model family {name!r} lacks spec, build or slots")
     return family
 
 
-def _refusal(config: Config, kind: str, what: str, where: str) -> CheckpointError:
-    return config.error(f"model_type {kind!r} is {what}: {where}")
-
-
-def _is_causal(name: str, config: Config) -> bool:
+def _reason_to_refuse(name: str, config: Config) -> str | None:
+    known = name in families.names()
+    letters = "".join(letter for letter in name if letter.isalnum())
+    elsewhere = next((reason for beginning, reason in _ELSEWHERE.items() if letters.startswith(beginning)), None)
+    if elsewhere is not None and not known:
+        return elsewhere
+    if any(key in config.values for key in _MULTI_MODAL):
+        return "a multi-modal model: this project runs text models only"
+    if known:
+        return None
     classes = config.get("architectures", [])
-    named_so = isinstance(classes, list) and any(str(item).endswith(("ForCausalLM", "LMHeadModel")) for item in classes)
-    return "mask_token_id" not in config.values and (named_so or name.startswith(_CAUSAL))
+    classes = classes if isinstance(classes, list) else []
+    causal = letters.startswith(_CAUSAL) or any(str(item).endswith(_CAUSAL_CLASSES) for item in classes)
+    if causal and "mask_token_id" not in config.values:
+        return "an autoregressive model: this project decodes masked diffusion models only"
+    return f"a family that is not known here: known: {', '.join(families.names())}; a plug-in may add it"

@@ -1,14 +1,13 @@
 """Attention by kernels, which read from tensors where rows begin and how many keys they see.
 
-`CachedKernel` and `PackedKernel` are patterns like those of `models/attention.py`. The functions behind them allocate
-and launch; like those of fused.py, they never wait for the device, so a CUDA graph can capture them.
+`CachedKernel` and `PackedKernel` are patterns as in `models/attention.py`. The functions behind them allocate memory
+and launch. They never wait for the device, so a CUDA graph can capture them.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +16,9 @@ from torch import Tensor
 from unmask.cache.storage import Storage
 from unmask.models.attention import picked
 from unmask.models.kernels import triton_layers
-from unmask.models.kernels.fused import check_contiguous
+from unmask.models.kernels.launch import check_contiguous, launch
 from unmask.models.layers import Store, TransformerShape
 from unmask.models.packing import Packing
-
-_KERNELS: Any = triton_layers  # a type checker does not understand launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +32,14 @@ class AttentionTiles:
     stages: int = 3
 
 
+@dataclass(frozen=True, slots=True)
 class CachedKernel:
     """Rows side by side. All positions of a row see the same keys of its slot in a storage."""
 
-    def __init__(
-        self, shape: TransformerShape, storage: Storage, slots: Int[Tensor, " b"], visible: Int[Tensor, " b"]
-    ) -> None:
-        self.shape, self.storage, self.slots, self.visible = shape, storage, slots, visible
+    shape: TransformerShape
+    storage: Storage
+    slots: Int[Tensor, " b"]
+    visible: Int[Tensor, " b"]
 
     def __call__(self, layer: int, qkv: Float[Tensor, "b q heads"], kept: Tensor | None) -> Tensor:
         keys, values = self.storage.layers[layer]
@@ -52,20 +50,16 @@ class CachedKernel:
         return picked(values, kept)
 
 
+@dataclass(frozen=True, slots=True)
 class PackedKernel:
     """Rows one behind the other. A row sees itself or, with `visible`, so many keys of its slot in a storage."""
 
-    def __init__(
-        self,
-        shape: TransformerShape,
-        packing: Packing,
-        longest: int,
-        storage: Storage | None,
-        slots: Int[Tensor, " b"] | None,
-        visible: Int[Tensor, " b"] | None,
-    ) -> None:
-        self.shape, self.packing, self.longest = shape, packing, longest
-        self.storage, self.slots, self.visible = storage, slots, visible
+    shape: TransformerShape
+    packing: Packing
+    longest: int
+    storage: Storage | None
+    slots: Int[Tensor, " b"] | None
+    visible: Int[Tensor, " b"] | None
 
     def __call__(self, layer: int, qkv: Float[Tensor, "positions 1 heads"], kept: Tensor | None) -> Tensor:
         stored = None
@@ -99,8 +93,6 @@ def block_attention(
     b, q, _ = qkv.shape
     _, g, capacity, d = keys.shape
     out = qkv.new_empty(b, q, n_heads * d)
-    if not out.numel():
-        return out
     asking = n_heads // g * q
     tiles = tiles or _tiles(qkv.dtype, b * g, asking)
     split = tiles.split or max(1, longest)
@@ -109,22 +101,22 @@ def block_attention(
     if splits > 1:
         mixtures = out.new_empty((splits, b * q * n_heads, d), dtype=torch.float32)
         figures = out.new_empty((splits, b * q * n_heads, 2), dtype=torch.float32)
-    with torch.cuda.device_of(qkv):
-        _KERNELS.attend_split[(splits * g * -(-asking // tiles.rows), b)](
-            *(qkv, keys, values, slots, lengths, out, mixtures, figures),
-            *(q, capacity, split, math.log2(math.e) / math.sqrt(d)),
-            H=n_heads,
-            G=g,
-            D=d,
-            ROWS=tiles.rows,
-            KEYS=tiles.keys,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-        )
-        if splits > 1:
-            _KERNELS.merge_splits[(b * q * n_heads,)](
-                *(mixtures, figures, lengths, out, q, splits, split), H=n_heads, D=d, num_warps=1
-            )
+    launch(
+        triton_layers.attend_split,
+        (splits * g * -(-asking // tiles.rows), b),
+        *(qkv, keys, values, slots, lengths, out, mixtures, figures),
+        *(q, capacity, split, math.log2(math.e) / math.sqrt(d)),
+        H=n_heads,
+        G=g,
+        D=d,
+        ROWS=tiles.rows,
+        KEYS=tiles.keys,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if splits > 1:
+        merged = mixtures, figures, lengths, out, q, splits, split
+        launch(triton_layers.merge_splits, (b * q * n_heads,), *merged, H=n_heads, D=d, num_warps=1)
     return out
 
 
@@ -151,20 +143,20 @@ def ragged_attention(
     rows, at_a_time, stages = (64, 64, 3) if d <= 128 else (64, 32, 2)
     if qkv.dtype == torch.float32:  # operands live in registers
         rows, at_a_time, stages = 16, 32, 2
-    if out.numel():
-        with torch.cuda.device_of(qkv):
-            _KERNELS.attend_rows[(-(-longest // rows) * n_heads, lengths.shape[0])](
-                *(qkv, starts, lengths, keys, values, slots, seen, out),
-                *(longest, 0 if stored is None else keys.shape[2], math.log2(math.e) / math.sqrt(d)),
-                H=n_heads,
-                G=n_kv_heads,
-                D=d,
-                ROWS=rows,
-                KEYS=at_a_time,
-                STORED=stored is not None,
-                num_warps=4,
-                num_stages=stages,
-            )
+    launch(
+        triton_layers.attend_rows,
+        (-(-longest // rows) * n_heads, lengths.shape[0]),
+        *(qkv, starts, lengths, keys, values, slots, seen, out),
+        *(longest, 0 if stored is None else keys.shape[2], math.log2(math.e) / math.sqrt(d)),
+        H=n_heads,
+        G=n_kv_heads,
+        D=d,
+        ROWS=rows,
+        KEYS=at_a_time,
+        STORED=stored is not None,
+        num_warps=4,
+        num_stages=stages,
+    )
     return out
 
 

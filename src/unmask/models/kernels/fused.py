@@ -8,18 +8,15 @@ capture every function. The width of a head is a power of two, at least 16.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.models.kernels import triton_layers, triton_products
+from unmask.models.kernels.launch import check_contiguous, launch
 from unmask.models.layers import Store
 from unmask.rules.kernels.serving import next_power
-
-_KERNELS: Any = triton_layers  # a type checker does not understand launches
-_PRODUCTS: Any = triton_products
 
 _HALF = (torch.bfloat16, torch.float16)
 # With up to so many rows, a product reads its weights as fast as the vendor's library does.
@@ -39,10 +36,16 @@ class ProductTiles:
     warps: int = 4
     stages: int = 4
 
-
-def takes(x: Tensor) -> bool:
-    """Whether the functions below take tensors like this one."""
-    return x.dtype == torch.float32 or x.dtype in _HALF
+    def options(self, rows: int, inner: int) -> dict[str, int | bool]:
+        """Options of a launch whose product has so many rows and adds up so many inputs."""
+        return {
+            "ROWS": max(16, next_power(rows)),
+            "COLUMNS": self.columns,
+            "INNER": self.inner,
+            "EVEN": inner % self.inner == 0,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
 
 
 def few(positions: int, dtype: torch.dtype) -> bool:
@@ -67,18 +70,11 @@ def project_turn_store(
     check_contiguous(normed=normed, weight=weight, table=table, keys=keys, values=values)
     b, q, w = normed.shape
     _, turns, d = table.shape
-    tiles = tiles or ProductTiles()
-    out = normed.new_empty(b, q, weight.shape[0])
-    with torch.cuda.device_of(normed):
-        _PRODUCTS.project_heads[(-(-weight.shape[0] // tiles.columns),)](
-            *(normed, weight, weight if bias is None else bias, table, positions.contiguous(), keys, values, slots),
-            *(out, b * q, w, q, turns, keys.shape[2]),
-            H=n_heads,
-            G=n_kv_heads,
-            D=d,
-            BIASED=bias is not None,
-            **_cut(tiles, b * q, w),
-        )
+    tiles, heads = tiles or ProductTiles(), {"H": n_heads, "G": n_kv_heads, "D": d}
+    out, grid = normed.new_empty(b, q, weight.shape[0]), (-(-weight.shape[0] // tiles.columns),)
+    tensors = weight, weight if bias is None else bias, table, positions.contiguous(), keys, values, slots, out
+    sizes, options = (b * q, w, q, turns, keys.shape[2]), tiles.options(b * q, w)
+    launch(triton_products.project_heads, grid, normed, *tensors, *sizes, **heads, BIASED=bias is not None, **options)
     return out
 
 
@@ -90,11 +86,8 @@ def gated(
     b, q, w = normed.shape
     tiles = tiles or ProductTiles(stages=3)
     f = weight.shape[0] // 2
-    out = normed.new_empty(b, q, f)
-    with torch.cuda.device_of(normed):
-        _PRODUCTS.gate_product[(-(-2 * f // tiles.columns),)](
-            *(normed, weight, out, b * q, w, f), **_cut(tiles, b * q, w)
-        )
+    out, grid = normed.new_empty(b, q, f), (-(-2 * f // tiles.columns),)
+    launch(triton_products.gate_product, grid, normed, weight, out, b * q, w, f, **tiles.options(b * q, w))
     return out
 
 
@@ -106,11 +99,8 @@ def partial_product(
     b, q, k = x.shape
     w = weight.shape[0]
     tiles = tiles or _tiles_of_parts(w, k)
-    out = x.new_empty(tiles.parts, b, q, w, dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        _PRODUCTS.part_product[(-(-w // tiles.columns), tiles.parts)](
-            *(x, weight, out, b * q, k, w), **_cut(tiles, b * q, k)
-        )
+    out, grid = x.new_empty(tiles.parts, b, q, w, dtype=torch.float32), (-(-w // tiles.columns), tiles.parts)
+    launch(triton_products.part_product, grid, x, weight, out, b * q, k, w, **tiles.options(b * q, k))
     return out
 
 
@@ -119,17 +109,6 @@ def _tiles_of_parts(n: int, k: int) -> ProductTiles:
     columns, stages = (64, 4) if k > 16_384 else (32, 5)
     parts = min(_PROGRAMS // -(-n // columns), -(-k // 128), _MOST_PARTS)
     return ProductTiles(columns=columns, inner=128, parts=max(1, parts), stages=stages)
-
-
-def _cut(tiles: ProductTiles, rows: int, inner: int) -> dict[str, int | bool]:
-    return {
-        "ROWS": max(16, next_power(rows)),
-        "COLUMNS": tiles.columns,
-        "INNER": tiles.inner,
-        "EVEN": inner % tiles.inner == 0,
-        "num_warps": tiles.warps,
-        "num_stages": tiles.stages,
-    }
 
 
 def add_norm(
@@ -145,25 +124,20 @@ def add_norm(
     x, w = x.contiguous(), x.shape[-1]
     total = x if update is None else torch.empty_like(x)
     normed = torch.empty_like(x)
-    if x.numel():
-        with torch.cuda.device_of(x):
-            _KERNELS.add_norm_rows[(x.numel() // w,)](
-                *(x, x if update is None else update.contiguous(), weight, total, normed, w, eps),
-                PARTS=0 if update is None else update.numel() // x.numel(),
-                W=next_power(w),
-                num_warps=min(8, max(1, next_power(w) // 256)),
-            )
+    updates = x if update is None else update.contiguous()
+    parts = 0 if update is None or not x.numel() else update.numel() // x.numel()
+    width = next_power(w)
+    options = {"PARTS": parts, "W": width, "num_warps": min(8, max(1, width // 256))}
+    launch(triton_layers.add_norm_rows, (x.numel() // w,), x, updates, weight, total, normed, w, eps, **options)
     return total, normed
 
 
 def gate(gate_up: Float[Tensor, "b n both"]) -> Float[Tensor, "b n f"]:
     """silu of the first half of the features, times the second half."""
     gate_up, f = gate_up.contiguous(), gate_up.shape[-1] // 2
-    out = gate_up.new_empty(*gate_up.shape[:2], f)
-    if out.numel():
-        size = min(1024, next_power(f))
-        with torch.cuda.device_of(out):
-            _KERNELS.gate_rows[(out.numel() // f, -(-f // size))](gate_up, out, f, F=size, num_warps=4)
+    out, size = gate_up.new_empty(*gate_up.shape[:2], f), min(1024, next_power(f))
+    grid = out.numel() // f, -(-f // size)
+    launch(triton_layers.gate_rows, grid, gate_up, out, f, F=size, num_warps=4)
     return out
 
 
@@ -182,29 +156,22 @@ def turn_and_store(
     """
     check_contiguous(qkv=qkv, table=table)
     b, n, _ = qkv.shape
-    _, rows, d = table.shape
+    _, turns, d = table.shape
     keys, values, slots = (qkv, qkv, qkv) if store is None else store
     if store is not None:
         check_contiguous(keys=keys, values=values)
-    if not b * n:
-        return
-    size = 16
-    heads = n_heads + n_kv_heads * (1 if store is None else 2)
-    with torch.cuda.device_of(qkv):
-        _KERNELS.turn_heads[(b * n, -(-heads // size))](
-            *(qkv, table, qkv if positions is None else positions.contiguous(), keys, values, slots),
-            *(n, rows, 0 if store is None else keys.shape[2]),
-            H=n_heads,
-            G=n_kv_heads,
-            D=d,
-            HEADS=size,
-            GIVEN=positions is not None,
-            STORE=store is not None,
-            num_warps=4,
-        )
-
-
-def check_contiguous(**tensors: Tensor) -> None:
-    for name, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} of shape {tuple(tensor.shape)}")
+    heads, at_a_time = n_heads + n_kv_heads * (1 if store is None else 2), 16
+    places = qkv if positions is None else positions.contiguous()
+    capacity = 0 if store is None else keys.shape[2]
+    launch(
+        triton_layers.turn_heads,
+        (b * n, -(-heads // at_a_time)),
+        *(qkv, table, places, keys, values, slots, n, turns, capacity),
+        H=n_heads,
+        G=n_kv_heads,
+        D=d,
+        HEADS=at_a_time,
+        GIVEN=positions is not None,
+        STORE=store is not None,
+        num_warps=4,
+    )

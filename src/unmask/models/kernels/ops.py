@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -9,11 +10,13 @@ from unmask.models.kernels import fused, wide
 from unmask.models.layers import Attention, LayerOps, RMSNorm, Store
 from unmask.models.transformer import Transformer
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def fits(model: Transformer) -> bool:
     """Whether kernels take the model's dtype and the width of its heads."""
     width = model.shape.head_width
-    return width >= 16 and width.bit_count() == 1 and fused.takes(model.embedding.weight)
+    return width >= 16 and width.bit_count() == 1 and model.dtype in _DTYPES
 
 
 def layer_ops(model: Transformer) -> LayerOps:
@@ -27,13 +30,13 @@ def few_rows_ops(model: Transformer, positions: int) -> LayerOps:
 
 
 def _plain_products(model: Transformer) -> bool:
-    """Whether the layers' products are what their weights say: quantised ones, and other people's, are not."""
+    """Whether the layers' products are plain ones. Quantised layers and layers of other classes compute their own."""
     products = ((b.attention.qkv, b.attention.out, b.gate_up, b.down) for b in model.layers())
     return all(type(product) is nn.Linear for layer in products for product in layer)
 
 
 class KernelOps(LayerOps):
-    """Products by the layer's modules, whatever these are; what follows by kernels."""
+    """Products by the layer's modules, of any class; the operations between them by kernels."""
 
     def add_norm(self, x: Tensor, update: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         return fused.add_norm(x, update, norm.weight, norm.eps)
@@ -41,7 +44,7 @@ class KernelOps(LayerOps):
     turn_and_store = staticmethod(fused.turn_and_store)
 
     def gated(self, linear: nn.Module, normed: Float[Tensor, "b q w"]) -> Float[Tensor, "b q f"]:
-        # Quantised layers are of other types. The module itself is not called, nor what is hooked to it.
+        # Only the weight of a plain layer says what it computes. Neither the module nor its hooks are called.
         by_weight = type(linear) is nn.Linear and linear.bias is None
         if by_weight and wide.serves(normed, linear.weight):
             return wide.gated(normed, linear.weight)
@@ -49,10 +52,10 @@ class KernelOps(LayerOps):
 
 
 class JointOps(KernelOps):
-    """A product and what follows it in one kernel, for a few rows whose keys are read from a cache.
+    """A product and the operation that follows it in one kernel, for a few rows whose keys are read from a cache.
 
-    Modules are of the type `nn.Linear`, and only that of `project` may have a bias. What `project` gives holds queries
-    only: keys and values are in the store.
+    Modules are of the type `nn.Linear`. Only that of `project` may have a bias. The result of `project` holds queries
+    only; keys and values are in the store.
     """
 
     def project(

@@ -1,16 +1,16 @@
 """Products of a few rows with 8-bit weights, on a CUDA device: every weight is read once, as one byte.
 
 A row of weights is stored in words of four bytes. With Q words in a row, byte j of word q is the weight of input
-j Q + q (see `models/quantized.py`), so that a tile of words is four tiles of weights, each of which meets neighbouring
-inputs, and a thread makes what a tensor core wants of two words in a few integer operations. Both formats are exact in
-the 16-bit dtypes, sums are in float32, and the scale of an output comes last, so nothing is rounded but the result.
+j Q + q (see `models/quantized.py`). So a tile of words is four tiles of weights, each for a run of consecutive inputs,
+and a thread turns two words into operands of a tensor core in a few integer operations. Both formats are exact in the
+16-bit dtypes, sums are in float32, and the scale of an output comes last: only the result is rounded.
 
-The inputs may be cut into parts, each of which a program of its own adds up; the last to finish adds the parts in their
+The inputs may be cut into parts. A program adds up one part, and the last program to finish adds the parts in their
 order. So results are the same every time, and no row depends on the values of another.
 
-Beyond about 64 rows, products with bfloat16 weights are faster: these are widened anew for every tile of rows.
+Beyond about 64 rows, products with bfloat16 weights are faster: 8-bit weights are widened anew for every tile of rows.
 
-Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+Triton compiles these functions from their text. `no_type_check` tells runtime type checkers not to wrap them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import triton.language as tl
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
 
+from unmask.models.kernels.launch import launch
 from unmask.models.quantized import FEW_ROWS
 
 
@@ -161,7 +162,7 @@ _LEAST_STEPS = 3  # of a part
 
 
 def tiles_for(m: int, n: int, q: int, *, stages: int = 4) -> Tiles:
-    """Good tiles for a product. Up to 64 rows, a row is added up in the same order whatever their number."""
+    """Good tiles for a product. With up to 64 rows, their number does not change the order in which a row is added."""
     if m <= 64:
         return Tiles(outputs=64, words=64, warps=4, stages=stages, parts=_parts(-(-n // 64), q // 64, _SMALL))
     programs = -(-n // 128) * -(-m // 128)
@@ -192,7 +193,7 @@ def multiply(
     kind: torch.dtype,
     tiles: Tiles | None = None,
 ) -> Float[Tensor, "m n"]:
-    """x times the weights, transposed, plus the bias. `arrived` must be zeros, enough of them, and no stream else's."""
+    """x times the weights, transposed, plus the bias. `arrived` are zeros, one for each tile, of this stream alone."""
     (m, k), (n, q) = x.shape, words.shape
     tiles = tiles or tiles_for(m, n, q, stages=_stages(x.device))
     rows = min(tiles.rows, max(16, triton.next_power_of_2(m)))
@@ -201,20 +202,20 @@ def multiply(
     assembly = _ASSEMBLY[kind, x.dtype] if x.is_cuda else [None] * 4  # the interpreter has none
     grid = (triton.cdiv(n, tiles.outputs), tiles.parts, triton.cdiv(m, rows))
     assert arrived.numel() >= grid[0] * grid[2] or tiles.parts == 1
-    launch: Any = few_rows[grid]  # no call that a type checker understands
-    with torch.cuda.device_of(x):
-        launch(
-            *(x, words, scale, scale if bias is None else bias, out, parts, arrived, m, n, k, q),
-            *assembly,
-            FLOAT8=kind == torch.float8_e4m3fn,
-            BIASED=bias is not None,
-            PARTED=tiles.parts > 1,
-            ROWS=rows,
-            OUTPUTS=tiles.outputs,
-            WORDS=tiles.words,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-        )
+    launch(
+        few_rows,
+        grid,
+        *(x, words, scale, scale if bias is None else bias, out, parts, arrived, m, n, k, q),
+        *assembly,
+        FLOAT8=kind == torch.float8_e4m3fn,
+        BIASED=bias is not None,
+        PARTED=tiles.parts > 1,
+        ROWS=rows,
+        OUTPUTS=tiles.outputs,
+        WORDS=tiles.words,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
     return out
 
 
@@ -240,7 +241,6 @@ def widened(
     words = stored.view(torch.int32)
     n, q = words.shape
     out = scale.new_empty(n, k, dtype=dtype)
-    launch: Any = widen[(n, triton.cdiv(q, 1024))]
-    with torch.cuda.device_of(words):
-        launch(words, scale, out, k, q, FLOAT8=stored.dtype == torch.float8_e4m3fn, WORDS=1024, num_warps=4)
+    grid, float8 = (n, triton.cdiv(q, 1024)), stored.dtype == torch.float8_e4m3fn
+    launch(widen, grid, words, scale, out, k, q, FLOAT8=float8, WORDS=1024, num_warps=4)
     return out

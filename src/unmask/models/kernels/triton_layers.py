@@ -1,9 +1,9 @@
 """The transformer's small operations as Triton kernels; `fused` allocates and launches, and says what each is for.
 
-They round where the plain operations of `plain` round. Every figure depends on its own row of the batch only: how keys
-are cut into splits is the host's choice, and splits are merged in their order.
+Results are rounded where the plain operations of layers.py round. A result depends on its own row of the batch only.
+The host chooses how keys are cut into splits; splits are merged in their order.
 
-Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+Triton compiles these functions from their text. `no_type_check` tells runtime type checkers not to wrap them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_norm_rows(x, update, weight, sum_out, normed_out, w, eps, PARTS: tl.cons
     columns = tl.arange(0, W)
     inside = columns < w
     at = tl.program_id(0).to(tl.int64) * w + columns
-    # All that is read is asked for at once: a program has little else to do but to wait for it.
+    # Everything is loaded at once: the program has little to compute while it waits.
     state = tl.load(x + at, mask=inside, other=0.0)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if PARTS:
@@ -129,7 +129,7 @@ def _found(
     query, keys, values, first, last, length, scale,
     D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """What ROWS queries find among the keys from `first` to before `last`, of which those below `length` are seen.
+    """What ROWS queries find among the keys from `first` to before `last`. Keys from `length` on are not seen.
 
     Gives the largest score, the sum of the weights and the values mixed by them, all in float32. Positions are STRIDE
     numbers apart.
@@ -171,7 +171,7 @@ def attend_split(
     tiles = tl.cdiv(shared * q, ROWS)
     which, row = tl.program_id(0), tl.program_id(1)
     tile, key_head, split = which % tiles, which // tiles % G, which // (tiles * G)
-    # Asked for before anybody needs it, and at once.
+    # Loaded first, because the rest depends on it.
     asking = tile * ROWS + tl.arange(0, ROWS)
     there = (asking < shared * q)[:, None]
     head = key_head * shared + asking // q

@@ -1,11 +1,11 @@
-"""Products of a few rows with large matrices, and what is done to their results, as Triton kernels; `fused` launches.
+"""Products of a few rows with large matrices, and the operations on their results, as Triton kernels; `fused` launches.
 
-A matrix is read once, in tiles of COLUMNS of its rows (columns of the result) and INNER of what is summed over; the
-rows of `x`, ROWS of which are room for all of them, are read again for every tile. Where two columns are needed
-together, a tile holds pairs of them side by side. Sums are in float32 and in an order that depends on the matrix's
-shape only, and round where the plain operations round.
+A matrix is read once. A tile holds COLUMNS of its rows, which are columns of the result, by INNER inputs. All rows of
+`x` fit into one tile of ROWS and are read again for every tile of the matrix. Where two columns are needed together, a
+tile holds pairs of them side by side. Sums are in float32, in an order that depends on the matrix's shape only. Results
+are rounded where the plain operations round.
 
-Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+Triton compiles these functions from their text. `no_type_check` tells runtime type checkers not to wrap them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _multiply(
     x, weight, row, column, there, m, k, begin, end, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """x (m, k) times the rows `column` of `weight`, those that are `there`, over the inputs from `begin` to `end`."""
+    """x (m, k) times the rows `column` of `weight`, if they are `there`, over the inputs from `begin` to `end`."""
     weight += column.to(tl.int64)[:, None] * k
     x += row[:, None] * k
     # The tensor cores of an H100 take no fewer than 64 of the first factor's rows: where a tile has these, it is first.

@@ -1,8 +1,8 @@
 """The gated product of many rows, with its gate in the same launch, for Hopper devices; fused.py has it for few rows.
 
-Knows tensors only. Shapes depend on the host's numbers, what is allocated comes from torch, and nothing waits for the
-device, so a CUDA graph can capture it. The vendor's library and `fused.gate` are slower where `serves` says so; that
-was measured on Hopper devices only.
+Knows tensors only. Shapes depend on the host's numbers, memory comes from torch, and nothing waits for the device, so a
+CUDA graph can capture it. `serves` says where it is faster than the vendor's library with `fused.gate`; that was
+measured on Hopper devices only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 _HALF = (torch.bfloat16, torch.float16)
-# Fewer rows are not faster.
+# With fewer rows it is not faster.
 _MANY_ROWS = 256
-# Of the device that has a tile at any time: it is faster at 0.97 (256, 512 and 1280 rows of LLaDA-8B on 132
-# multiprocessors), slower at 0.87 (384); what lies between was not measured.
+# Share of the device that must have a tile at any time. With LLaDA-8B on 132 multiprocessors it is faster at 0.97 (256,
+# 512 and 1280 rows) and slower at 0.87 (384 rows); shares between were not measured.
 _BUSY = 0.95
 _HOPPER = 9
 # The first release of Triton with which this was measured; the oldest have no descriptors.
@@ -40,7 +40,7 @@ class WideTiles:
 
 
 def serves(normed: Float[Tensor, "b n w"], weight: Float[Tensor, "both w"]) -> bool:
-    """Whether `gated` takes these, and is worth having."""
+    """Whether `gated` takes these tensors and is faster."""
     b, n, _ = normed.shape
     if b * n < _MANY_ROWS or not takes(normed, weight) or not normed.is_cuda or not _is_measured(normed.device):
         return False
@@ -48,7 +48,7 @@ def serves(normed: Float[Tensor, "b n w"], weight: Float[Tensor, "both w"]) -> b
 
 
 def takes(normed: Float[Tensor, "b n w"], weight: Float[Tensor, "both w"]) -> bool:
-    """Whether `gated` takes these."""
+    """Whether `gated` takes these tensors."""
     return (
         normed.dtype == weight.dtype
         and normed.dtype in _HALF
@@ -59,16 +59,16 @@ def takes(normed: Float[Tensor, "b n w"], weight: Float[Tensor, "both w"]) -> bo
 
 
 def pays(rows: int, features: int, programs: int) -> bool:
-    """Whether `gated` is worth having on a device that runs so many programs at a time."""
+    """Whether `gated` is faster on a device that runs so many programs at a time."""
     return rows >= _MANY_ROWS and _busy(_count(rows, features, WideTiles()), programs) >= _BUSY
 
 
 def gated(
     normed: Float[Tensor, "b n w"], weight: Float[Tensor, "both w"], *, tiles: WideTiles | None = None
 ) -> Float[Tensor, "b n f"]:
-    """The linear layer without a bias, and `fused.gate` of what it gives, with a silu that is a little less exact.
+    """The linear layer without a bias, then `fused.gate` of its result, with a silu that is a little less exact.
 
-    A row is the same whatever the others are.
+    A row of the result depends on its own row only.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -107,7 +107,7 @@ def _count(m: int, f: int, tiles: WideTiles) -> int:
 
 
 def _whole(count: int, programs: int) -> int:
-    """The tiles that are not halved, which the last ones are where all their halves can be done at a time."""
+    """The number of tiles that are not halved. The last ones are, if all their halves can be computed at a time."""
     left = count % programs
     return count - left if 2 * left <= programs else count
 

@@ -1,12 +1,12 @@
 """The product of many rows with a large matrix, gated, as a Triton kernel; `wide` allocates and launches.
 
-For devices that copy tiles by descriptor: a descriptor's block is ROWS of `x`, or the columns of one tile of the
-result, by INNER of what is summed over. As many programs as there are multiprocessors take tile after tile, and the
-copies for the next tile begin before the last one is stored. Tiles of the same columns are neighbours, so that a matrix
-is read about once. What does not fill the device with tiles is cut into halves of them. Sums are in float32 and in one
-order, however tiles are cut, and round where the plain operations round.
+For devices that copy tiles by descriptor. A descriptor's block is ROWS of `x`, or the columns of one tile of the
+result, by INNER inputs. There is a program for each multiprocessor; it takes tile after tile, and the copies for its
+next tile begin before the last one is stored. Tiles of the same columns follow one another, so that a matrix is read
+about once. The last tiles are halved if they cannot occupy the whole device. Sums are in float32, in the same order
+however tiles are cut. Results are rounded where the plain operations round.
 
-Triton compiles these functions from their text. `no_type_check` keeps those away who would wrap them in Python.
+Triton compiles these functions from their text. `no_type_check` tells runtime type checkers not to wrap them.
 """
 
 from __future__ import annotations
