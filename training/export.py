@@ -49,7 +49,7 @@ ARCHITECTURE = {
     "use_cache": False,
     "weight_tying": False,
 }
-MAX_TOKENS = 128  # what a prompt gets when nobody asks for more or less: room for every answer, as one block
+MAX_TOKENS = 128  # what a prompt gets where the caller does not say: room for every answer, as one block
 
 
 def export(network: nn.Module, shape: dict[str, Any], tokenizer: Tokenizer, folder: Path) -> None:

@@ -206,7 +206,7 @@ def with_api_key(config: ServerConfig) -> ServerConfig:
     """The key that clients must show comes from the environment."""
     key = os.environ.get("UNMASK_API_KEY")
     if key == "":
-        raise UnmaskError("UNMASK_API_KEY is empty: give it a value, or unset it to serve everybody")
+        raise UnmaskError("UNMASK_API_KEY is empty: give it a value, or unset it to serve without a key")
     return replace(config, api_key=key)
 
 

@@ -65,7 +65,7 @@ def test_a_whole_number_will_do_where_a_number_is_meant():
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftmost:
-    """Somebody else's policy: a dataclass, and nothing of ours."""
+    """A plug-in's policy: a dataclass, and nothing of ours."""
 
     count: int = 1
 
@@ -116,7 +116,7 @@ def with_plugins(tmp_path_factory):
     (folder / "somebody_elses.py").write_text(MODULE)
     metadata = folder / "somebody_elses-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody-elses\nVersion: 1.0\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(POINTS)
 
     def run(*statements):

@@ -80,7 +80,7 @@ def test_the_access_log_has_a_line_for_each_request_on_stderr():
 
 @pytest.fixture
 def taken():
-    """A port at which somebody else listens."""
+    """A port at which another program listens."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
