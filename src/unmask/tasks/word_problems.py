@@ -99,19 +99,16 @@ def _value_of(formula: str) -> int:
 
 def _sentence(text: str, words: dict[str, str], values: dict[str, int], rng: random.Random) -> str:
     """The text with its slots filled and a capital at its start."""
-
-    def fill(slot: re.Match[str]) -> str:
-        currency, name, percent = slot.groups()
-        if name in words:
-            return words[name]
-        value = values[name]
-        # Amounts of money and percentages are always digits.
-        if not currency and not percent and value <= 12 and rng.random() < SPELLED:
-            return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
-        return f"{currency}{value:,}{percent}"
-
-    filled = _SLOT.sub(fill, text)
+    filled = _SLOT.sub(lambda slot: words.get(slot[2]) or _number(*slot.groups(), values, rng), text)
     return filled[0].upper() + filled[1:]
+
+
+def _number(currency: str, name: str, percent: str, values: dict[str, int], rng: random.Random) -> str:
+    """A number in digits or, if it is small, sometimes in words; money and percentages are always digits."""
+    value = values[name]
+    if not currency and not percent and value <= 12 and rng.random() < SPELLED:
+        return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
+    return f"{currency}{value:,}{percent}"
 
 
 def _draw_words(rng: random.Random) -> dict[str, str]:
