@@ -20,7 +20,7 @@ from unmask.report.table import Column, Table, csv_text, escape, latex, markdown
 COLUMNS = [
     Column("label", "policy"),
     Column("accuracy", "accuracy %", 1, wanted="high"),
-    Column("speedup", "speed-up", 2, "×", wanted="high"),
+    Column("speedup", "speed-up", 2, "{}×", wanted="high"),
     Column("passes", "NFE", 1, wanted="low"),
 ]
 ROWS = [

@@ -173,7 +173,7 @@ class Transformer(nn.Module):
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
 
     def prediction_of(self, states: Float[Tensor, "b q w"], inputs: PassInputs, *, chosen: bool) -> Prediction:
-        """The prediction from the states of all computed positions or, if `chosen`, of the positions that feed the head."""
+        """The prediction from the states of all computed positions or, if `chosen`, of those feeding the head."""
         if chosen:
             return Prediction(logits=self.logits_of(states))
         positions = None if inputs.plan.self_contained else inputs.plan.positions

@@ -32,7 +32,7 @@ class Column:
     key: str
     title: str
     decimals: int | None = None  # of its numbers; None: words, to the left
-    suffix: str = ""
+    form: str = "{}"  # how a rounded number is printed
     wanted: str = ""  # 'high' or 'low': which value is the best of the column
 
 
@@ -106,9 +106,9 @@ def printed(value: Value, column: Column) -> tuple[str, str]:
         size = abs(value.value)
         decimals = min(decimals, 2 if size < 100 else 1 if size < 1000 else 0)
         ends = ", ".join(_rounded(end, decimals) for end in interval_of(value) or ())
-        return _rounded(value.value, decimals) + column.suffix, ends and f"[{ends}]"
+        return column.form.format(_rounded(value.value, decimals)), ends and f"[{ends}]"
     least = 10**-decimals
-    return f"< {least:g}" if 0 < value < least else _rounded(value, decimals) + column.suffix, ""
+    return f"< {least:g}" if 0 < value < least else column.form.format(_rounded(value, decimals)), ""
 
 
 def _rounded(number: float | int, decimals: int) -> str:

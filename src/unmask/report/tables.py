@@ -42,12 +42,12 @@ COLUMNS = (
     Column(SCORE, "", 1, wanted="high"),
     Column("passes", "NFE", 1, wanted="low"),
     Column("paper_passes", "paper", 1),
-    Column("fewer_passes", "fewer passes", 2, "×", wanted="high"),
+    Column("fewer_passes", "fewer passes", 2, "{}×", wanted="high"),
     Column("tokens_per_second", "TPS", 2, wanted="high"),
     Column("paper_tokens_per_second", "paper", 2),
-    Column("speedup", "speed-up", 2, "×", wanted="high"),
-    Column("paper_speedup", "paper", 2, "×"),
-    Column("printed_speedup", "(printed)", 2, "×"),
+    Column("speedup", "speed-up", 2, "{}×", wanted="high"),
+    Column("paper_speedup", "paper", 2, "{}×"),
+    Column("printed_speedup", "(printed)", 2, "({}×)"),
     *(Column(f"{part}_pass", f"{part} ms", 2) for part in PARTS),
     Column("answer", "answer tokens", 1),
     Column("won_lost", "won : lost", 0),
@@ -272,6 +272,6 @@ def duels(name: str, title: str, lines: Sequence[Line]) -> list[Table]:
         return []
     columns = [Column("label", f"{own[0].label} against"), Column("accuracy_difference", "accuracy, points", 1)]
     columns += [Column("won_lost", "won : lost", 0), Column("p", "p", 3), Column("p_corrected", "p, corrected", 3)]
-    columns.append(Column("passes_ratio", "passes over theirs", 2, "×"))
+    columns.append(Column("passes_ratio", "passes over theirs", 2, "{}×"))
     title = f"{title}: {own[0].label} against each"
     return [Table(name=f"{name}-duels", title=title, columns=columns, rows=rows, notes=[DUELS])]
