@@ -66,12 +66,6 @@ def test_what_goes_wrong_is_said(code, reason):
     fails(code, reason, timeout_s=1.0 if reason == "timeout" else 20.0)
 
 
-def test_an_endless_loop_is_stopped_in_time():
-    started = time.monotonic()
-    assert sandbox.run_tests("while True:\n    pass", [], timeout_s=0.5).reason == "timeout"
-    assert time.monotonic() - started < 5
-
-
 def test_each_statement_has_the_whole_time():
     slow = "import time\ndef f(x):\n    time.sleep(0.6)\n    return x + 1"
     assert sandbox.run_tests(slow, GOOD[1], timeout_s=1.0).passed
