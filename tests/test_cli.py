@@ -213,7 +213,7 @@ WRONG = {
     "not a number": (["generate", "x", "--temperature", "hot"], "--temperature"),
     "no number, by its value": (["generate", "x", "--temperature", "hot"], "'hot'"),
     "several values in one": (["bench", "rule", "--positions", "8,16"], "'8,16'"),
-    "setting out of range": (["generate", "x", "--top-p", "0"], "top_p must be in (0, 1]"),
+    "setting out of range": (["generate", "x", "--top-p", "0"], "top_p must be a number in (0, 1]"),
     "unknown cache": (["generate", "x", "--cache", "dul"], "did you mean 'dual'?"),
     "malformed refresh": (["generate", "x", "--refresh", "often"], "refresh must be"),
     "missing folder": (["generate", "x", "--model", "./no/such/folder"], "no such folder"),

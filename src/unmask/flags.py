@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 
 from unmask.errors import UnmaskError
+from unmask.options import option
 from unmask.serve.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -35,28 +36,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per l
 SET = ("--set",)
 
 
-def _flag(default: Any, about: str, *names: str, **more: Any) -> Any:
-    """A field that is a flag: its default, its help, its names if not its own, and what else typer takes."""
-    return field(default=default, metadata={"help": about, "names": names, "more": more})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Where a model is, and in which numbers."""
 
-    device: str | None = _flag(None, "cuda, mps or cpu. [default: the best there is]")
-    dtype: str | None = _flag(None, "float32, bfloat16 or float16. [default: by device]")
-    quantize: str | None = _flag(None, "fp8 or int8: weights of the blocks in 8 bits. [default: off]")
+    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]")
+    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]")
+    quantize: str | None = option(None, "fp8 or int8: weights of the blocks in 8 bits. [default: off]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model(Device):
     """Which model to decode with, and how positions are chosen."""
 
-    model: str = _flag("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
-    revision: str | None = _flag(None, "Branch, tag or commit of a hub name.")
-    policy: str | None = _flag(None, "Which positions to commit: see `unmask policies`. [default: mean_field]")
-    set_: Sequence[str] = _flag((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
+    revision: str | None = option(None, "Branch, tag or commit of a hub name.")
+    policy: str | None = option(None, "Which positions to commit: see `unmask policies`. [default: mean_field]")
+    set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
 
     def load(self) -> Generator:
         from unmask.engine.load import load
@@ -83,13 +79,13 @@ class Model(Device):
 class BenchModel(Device):
     """Which model `unmask bench step` and `generate` measure, and how positions are chosen."""
 
-    model: str | None = _flag(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
-    shape: str | None = _flag(
+    model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
+    shape: str | None = option(
         None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
     )
-    random_weights: bool = _flag(False, "Only the sizes are real: no weights are read.", "--random-weights")
-    policy: str | None = _flag(None, "Which positions to commit. [default: fixed, passes = block size / 4]")
-    set_: Sequence[str] = _flag((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+    random_weights: bool = option(False, "Only the sizes are real: no weights are read.", "--random-weights")
+    policy: str | None = option(None, "Which positions to commit. [default: fixed, passes = block size / 4]")
+    set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
 
     def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
         """The model, and the workload with the policy in it."""

@@ -5,51 +5,44 @@ Knows nothing of torch, so that the command line can show its flags at once.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
+from unmask.options import check_choice, check_flag, check_number, check_whole, option
 
 CACHES = ("none", "prefix", "dual", "exact")
 MOST_GUIDANCE = 1000  # beyond it, logits overflow
-_LARGEST = sys.float_info.max
 _LEAST_TEMPERATURE = 1e-30  # logits divided by less are no numbers any more
-
-
-def _setting(default: Any, about: str) -> Any:
-    return field(default=default, metadata={"help": about})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything about one generation that is not the model, the prompt or the policy."""
 
-    max_tokens: int | None = _setting(None, "Tokens to generate; default: the checkpoint's, else 256.")
-    block_size: int | None = _setting(
-        None, "Positions per block; default: the checkpoint's, else the policy's, else 32."
-    )
-    temperature: float = _setting(0.0, "0 takes the likeliest token; above 0 draws one.")
-    top_p: float = _setting(1.0, "Draw from the likeliest tokens that hold this much probability.")
-    top_k: int = _setting(0, "Draw from this many likeliest tokens; 0: all.")
-    seed: int = _setting(0, "Seed of every draw; each prompt of a batch starts from it.")
-    cache: str | None = _setting(
+    max_tokens: int | None = option(None, "Tokens to generate; default: the checkpoint's, else 256.")
+    block_size: int | None = option(None, "Positions per block; default: the checkpoint's, else the policy's, else 32.")
+    temperature: float = option(0.0, "0 takes the likeliest token; above 0 draws one.")
+    top_p: float = option(1.0, "Draw from the likeliest tokens that hold this much probability.")
+    top_k: int = option(0, "Draw from this many likeliest tokens; 0: all.")
+    seed: int = option(0, "Seed of every draw; each prompt of a batch starts from it.")
+    cache: str | None = option(
         None,
         "Keys and values reused between passes: none, prefix, dual or exact; default: exact for block-causal models.",
     )
-    refresh: str = _setting(
+    refresh: str = option(
         "block",
         "When a cache is recomputed: block, blocks:N for every N blocks, or drift:X when states have moved by X.",
     )
-    stop: Sequence[str] = _setting((), "Cut the text before this string (may be repeated).")
-    stop_token_ids: Sequence[int] = _setting((), "Cut the text before this token id (may be repeated).")
-    early_stop: bool = _setting(False, "Stop decoding after the block in which the text ends.")
-    cfg_scale: float = _setting(0.0, "Classifier-free guidance; 0: off.")
-    suppress_mask_token: bool = _setting(True, "Never propose the mask token.")
-    logits_eos_inf: bool = _setting(False, "Never propose the end-of-text token.")
-    confidence_eos_eot_inf: bool = _setting(False, "Commit end-of-text and end-of-turn last.")
-    reference_dtype: bool = _setting(
+    stop: Sequence[str] = option((), "Cut the text before this string (may be repeated).")
+    stop_token_ids: Sequence[int] = option((), "Cut the text before this token id (may be repeated).")
+    early_stop: bool = option(False, "Stop decoding after the block in which the text ends.")
+    cfg_scale: float = option(0.0, "Classifier-free guidance; 0: off.")
+    suppress_mask_token: bool = option(True, "Never propose the mask token.")
+    logits_eos_inf: bool = option(False, "Never propose the end-of-text token.")
+    confidence_eos_eot_inf: bool = option(False, "Commit end-of-text and end-of-turn last.")
+    reference_dtype: bool = option(
         False, "Score in the dtype of the public code: float64 for LLaDA, the model's for Dream."
     )
 
@@ -59,32 +52,23 @@ class Settings:
             if value is not None and not isinstance(value, Sequence):
                 raise UnmaskError(f"{name} must be a list, got {value!r}")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
-        for name, low in (("max_tokens", 1), ("block_size", 1), ("top_k", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value is None and name in ("max_tokens", "block_size"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise UnmaskError(f"{name} must be a whole number of at least {low}, got {value!r}")
+        check_whole(self, "max_tokens", "block_size", least=1, optional=True)
+        check_whole(self, "top_k", "seed", least=0)
         if self.seed >= 2**63:
             raise UnmaskError(f"seed must be below 2**63, got {self.seed}")
-        if not _is_number(self.temperature) or not 0.0 <= self.temperature <= _LARGEST:
-            raise UnmaskError(f"temperature must be a number of at least 0, got {self.temperature!r:.80}")
+        check_number(self, "temperature", within="[0, inf)")
+        check_number(self, "cfg_scale", within=f"[0, {MOST_GUIDANCE}]")
+        check_number(self, "top_p", within="(0, 1]")
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise UnmaskError(f"temperature must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
-        if not _is_number(self.cfg_scale) or not 0.0 <= self.cfg_scale <= MOST_GUIDANCE:
-            raise UnmaskError(f"cfg_scale must be in [0, {MOST_GUIDANCE}], got {self.cfg_scale!r:.80}")
-        if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
-            raise UnmaskError(f"top_p must be in (0, 1], got {self.top_p!r}")
-        if self.cache is not None and self.cache not in CACHES:
-            raise UnknownName("cache", str(self.cache), CACHES)
+        if self.cache is not None:
+            check_choice(self, "cache", CACHES)
         self._refresh()  # raises on a malformed value
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UnmaskError(f"stop must hold strings that are not empty, got {self.stop!r}")
         if not all(type(token) is int and token >= 0 for token in self.stop_token_ids):
             raise UnmaskError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}")
-        for item in fields(self):
-            if isinstance(item.default, bool) and not isinstance(getattr(self, item.name), bool):
-                raise UnmaskError(f"{item.name} must be true or false, got {getattr(self, item.name)!r}")
+        check_flag(self, *(item.name for item in fields(self) if isinstance(item.default, bool)))
 
     @property
     def blocks_per_refresh(self) -> int | None:
@@ -131,7 +115,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return float("nan")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -193,8 +193,8 @@ def test_a_text_that_has_ended_is_not_looked_through_again(toy):
     [
         ({"temperature": float("inf")}, "temperature must be a number of at least 0, got inf"),
         ({"temperature": 1e-40}, "temperature must be 0 or at least 1e-30, got 1e-40"),
-        ({"cfg_scale": 1e308}, "cfg_scale must be in [0, 1000], got 1e+308"),
-        ({"cfg_scale": -0.5}, "cfg_scale must be in [0, 1000], got -0.5"),
+        ({"cfg_scale": 1e308}, "cfg_scale must be a number in [0, 1000], got 1e+308"),
+        ({"cfg_scale": -0.5}, "cfg_scale must be a number in [0, 1000], got -0.5"),
         ({"refresh": "blocks:" + "9" * 5000}, "refresh must be 'block' or 'blocks:N'"),
     ],
 )

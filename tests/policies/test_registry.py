@@ -41,7 +41,7 @@ def test_no_parameter_has_the_name_of_a_setting(name):
         ("entropy", {"schedule": "dreams"}, "unknown schedule 'dreams'; did you mean 'dream'?"),
         ("factor", {"factor": 0.0}, "factor must be a number in (0, inf), got 0.0"),
         ("factor", {"reference_quirks": 1}, "reference_quirks must be true or false, got 1"),
-        ("eb", {"gamma": -0.1}, "gamma must be a number in [0, inf), got -0.1"),
+        ("eb", {"gamma": -0.1}, "gamma must be a number of at least 0, got -0.1"),
         ("eb", {"order": "margins"}, "unknown order 'margins'; did you mean 'margin'?"),
         ("klass", {"history": 0}, "history must be a whole number of at least 1, got 0"),
         ("klass", {"convention": "lada"}, "unknown convention 'lada'; did you mean 'llada'?"),

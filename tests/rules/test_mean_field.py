@@ -237,14 +237,14 @@ def test_an_open_row_that_is_no_prediction_is_refused_by_name(row, complaint):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"threshold": 0.0}, r"threshold must be in \(0, 1\], got 0.0"),
-        ({"threshold": 1.01}, r"threshold must be in \(0, 1\], got 1.01"),
-        ({"threshold": NAN}, "threshold must be in"),
+        ({"threshold": 0.0}, r"threshold must be a number in \(0, 1\], got 0.0"),
+        ({"threshold": 1.01}, r"threshold must be a number in \(0, 1\], got 1.01"),
+        ({"threshold": NAN}, "threshold must be a number in"),
         ({"iterations": -1}, "iterations must be a whole number of at least 0, got -1"),
         ({"iterations": True}, "iterations must be a whole number"),
         ({"uniform_weight": -0.1}, "uniform_weight must be a number of at least 0, got -0.1"),
         ({"uniform_weight": INF}, "uniform_weight must be a number of at least 0, got inf"),
-        ({"vocabulary": 0}, "vocabulary must be None"),
+        ({"vocabulary": 0}, "vocabulary must be a whole number of at least 1"),
         ({"interaction": "jds"}, "unknown interaction 'jds'; did you mean 'jsd'"),
         ({"normalize": "mx"}, "unknown normalize 'mx'; did you mean 'max'"),
         ({"fallback": "fields"}, "unknown fallback 'fields'; did you mean 'field'"),

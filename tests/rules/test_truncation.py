@@ -76,5 +76,5 @@ def test_the_rule_measures_overlaps_on_the_truncated_vocabulary():
 
 @pytest.mark.parametrize("vocabulary", [0, -3, True])
 def test_a_vocabulary_without_tokens_is_refused(vocabulary):
-    with pytest.raises(UnmaskError, match=r"vocabulary must be None .* at least 1, got"):
+    with pytest.raises(UnmaskError, match=r"vocabulary must be a whole number of at least 1, got"):
         pairwise_jsd(torch.zeros(2, 5), vocabulary=vocabulary)

@@ -94,11 +94,11 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded(taken, capsys):
 
 WRONG = {
     "port": (["--port", "70000"], "port must be in [0, 65535]"),
-    "batch": (["--max-batch-size", "0"], "max_batch_size must be at least 1"),
-    "queue": (["--max-queue", "0"], "max_queue must be at least 1"),
-    "body": (["--max-body-bytes", "0"], "max_body_bytes must be at least 1"),
+    "batch": (["--max-batch-size", "0"], "max_batch_size must be a whole number of at least 1"),
+    "queue": (["--max-queue", "0"], "max_queue must be a whole number of at least 1"),
+    "body": (["--max-body-bytes", "0"], "max_body_bytes must be a whole number of at least 1"),
     "grace": (["--grace-s", "nan"], "grace_s must be"),
-    "warm-up": (["--warmup-prompt-tokens", "-1"], "warmup_prompt_tokens must be at least 0"),
+    "warm-up": (["--warmup-prompt-tokens", "-1"], "warmup_prompt_tokens must be a whole number of at least 0"),
     "warm-up that does not fit": (["--warmup-prompt-tokens", "5000", "--port", "0"], "4096 positions"),
     "name": (["--served-model-name", ""], "served_model_name must not be empty"),
     "name that would garble the terminal": (["--served-model-name", "a\x1b[2J"], "must be printable, got 'a\\x1b[2J'"),
@@ -107,7 +107,7 @@ WRONG = {
     "host": (["--host", "no.such.host.invalid"], "cannot listen at no.such.host.invalid"),
     "model": (["--model", "./no/such/folder", "--port", "0"], "no such folder"),
     "policy": (["--policy", "meanfield", "--port", "0"], "did you mean 'mean_field'?"),
-    "setting": (["--top-p", "0", "--port", "0"], "top_p must be in (0, 1]"),
+    "setting": (["--top-p", "0", "--port", "0"], "top_p must be a number in (0, 1]"),
     "texts as long as the model": (
         ["--max-tokens", "4096", "--port", "0"],
         "max_tokens=4096 leaves no room for a prompt in the 4096 positions of toy",

@@ -300,7 +300,7 @@ def test_the_official_client_raises_what_it_should(toy_served):
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(NotFoundError, match="'a/b' does not exist"):
         toy_served.client().models.retrieve("a/b")
-    with pytest.raises(BadRequestError, match="top_p must be in") as wrong:
+    with pytest.raises(BadRequestError, match="top_p must be a number in") as wrong:
         toy_served.client().completions.create(model="toy", prompt="Hi", top_p=2)
     assert wrong.value.param == "top_p"
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from unmask.bench.measure import check_room
 from unmask.bench.subject import Subject
 from unmask.bench.workload import Workload
 from unmask.device import fast_module
@@ -20,6 +19,7 @@ from unmask.engine.plan import Plan, plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM
+from unmask.models.checkpoint.memory import check_memory
 from unmask.models.transformer import Transformer
 from unmask.policies import WHOLE_CANVAS, Fixed, Policy, describe, needs_of
 from unmask.settings import Settings
@@ -54,7 +54,7 @@ class Load:
             raise UnmaskError(f"{asked} are more than the {model.spec.max_length} positions of {model.spec.name}")
         if model.device.type == "cpu":  # a GPU that is full raises an error; here the kernel would kill the process
             room = {"what": self.in_words(), "instead": "use a smaller batch or fewer tokens"}
-            check_room(self._least_bytes(model), model.device, **room)
+            check_memory(self._least_bytes(model), model.device, **room)
         return made
 
     def requests(self, model: MaskedLM) -> list[Request]:

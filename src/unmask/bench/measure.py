@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from unmask.device import wait_for
-from unmask.errors import OutOfMemory
-from unmask.models.checkpoint.memory import free_memory
 
-_MIB, _GIB = 2**20, 2**30
+_MIB = 2**20
 _WITHOUT_PAUSE = 20  # calls between two looks at the clock
 
 
@@ -90,14 +88,6 @@ def extra_memory_mib(call: Callable[[], Any], *, device: torch.device) -> float 
     before = _peak_kib()
     call()
     return max(0, _peak_kib() - before) / 1024
-
-
-def check_room(needed: int, device: torch.device, *, what: str, instead: str) -> None:
-    """Refuse what cannot fit, before anything is allocated; where the system does not tell, nothing is refused."""
-    free = free_memory(device)
-    if free is not None and needed > free:
-        sizes = f"{needed / _GIB:.2f} GiB on {device}, but {free / _GIB:.2f} GiB are free"
-        raise OutOfMemory(f"{what}: this needs at least {sizes}; {instead}")
 
 
 def short(value: float) -> str:

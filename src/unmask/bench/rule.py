@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.bench.measure import check_room, copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
+from unmask.bench.measure import copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
 from unmask.bench.naive_rule import NAIVE_TEMPORARIES, exact_overlap, naive_commit
 from unmask.bench.workload import RuleWorkload
-from unmask.models.checkpoint.memory import free_memory
+from unmask.models.checkpoint.memory import check_memory, free_memory
 from unmask.models.device import choose_device
 from unmask.rules import mean_field_commit
 
@@ -159,4 +159,4 @@ def _check_room(b: int, m: int, v: int, dtype: torch.dtype, device: torch.device
     truth = 5 * 8 * m * v  # of one row: see exact_overlap
     for place, amount in ((torch.device("cpu"), made), (device, kept + truth)):
         instead = "use fewer positions, a smaller vocabulary or a smaller batch"
-        check_room(amount, place, what=f"batch {b}, {m} positions, vocabulary {v}", instead=instead)
+        check_memory(amount, place, what=f"batch {b}, {m} positions, vocabulary {v}", instead=instead)

@@ -6,38 +6,35 @@ Knows nothing of torch, so that the command line can show its flags at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
+from unmask.options import option
 from unmask.settings import Settings
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-def _option(default: Any, about: str, *names: str) -> Any:
-    return field(default=default, metadata={"help": about, "names": names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The requests of `bench step` and `bench generate`; every combination is measured."""
 
-    prompt_tokens: Sequence[int] = _option((256,), "Length of the prompts (may be repeated).")
-    shortest_prompt: int | None = _option(
+    prompt_tokens: Sequence[int] = option((256,), "Length of the prompts (may be repeated).")
+    shortest_prompt: int | None = option(
         None, "Spread the lengths of a batch's prompts evenly from this one. [default: all alike]"
     )
-    batches: Sequence[int] = _option((1,), "Rows decoded together (may be repeated).", "--batch")
-    caches: Sequence[str] = _option(
+    batches: Sequence[int] = option((1,), "Rows decoded together (may be repeated).", "--batch")
+    caches: Sequence[str] = option(
         (), "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]", "--cache"
     )
-    refreshes: Sequence[str] = _option(
+    refreshes: Sequence[str] = option(
         ("block",), "When a cache is recomputed: block, blocks:N or drift:X (may be repeated).", "--refresh"
     )
-    max_tokens: int = _option(256, "Tokens to generate.")
-    block_size: int | None = _option(None, "Positions per block. [default: 32, or what a block-causal model has]")
-    repeats: int = _option(3, "Runs of each that count, after one that does not.")
-    seed: int = _option(0, "Of the random weights and prompts.")
+    max_tokens: int = option(256, "Tokens to generate.")
+    block_size: int | None = option(None, "Positions per block. [default: 32, or what a block-causal model has]")
+    repeats: int = option(3, "Runs of each that count, after one that does not.")
+    seed: int = option(0, "Of the random weights and prompts.")
     policy: Any = None  # a Policy, whose type imports torch; default: see `default_policy`
 
     def __post_init__(self) -> None:
@@ -57,16 +54,16 @@ class Workload:
 class RuleWorkload:
     """The logits of `bench rule`; every combination is measured."""
 
-    positions: Sequence[int] = _option((32,), "Open positions m (may be repeated).")
-    vocabularies: Sequence[int] = _option((126_464,), "Vocabulary V (may be repeated).", "--vocabulary")
-    batches: Sequence[int] = _option((1,), "Rows (may be repeated).", "--batch")
-    dtype: str | None = _option(
+    positions: Sequence[int] = option((32,), "Open positions m (may be repeated).")
+    vocabularies: Sequence[int] = option((126_464,), "Vocabulary V (may be repeated).", "--vocabulary")
+    batches: Sequence[int] = option((1,), "Rows (may be repeated).", "--batch")
+    dtype: str | None = option(
         None, "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]"
     )
-    device: str = _option("cpu", "cpu, cuda or mps.")
-    repeats: int = _option(5, "Runs of each; the median counts.")
-    seed: int = _option(0, "Of the random logits.")
-    naive: bool = _option(
+    device: str = option("cpu", "cpu, cuda or mps.")
+    repeats: int = option(5, "Runs of each; the median counts.")
+    seed: int = option(0, "Of the random logits.")
+    naive: bool = option(
         True, "Also time the formula as printed in the paper, over m x m x V.", "--printed/--no-printed"
     )
 

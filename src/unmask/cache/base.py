@@ -25,7 +25,7 @@ class RowPlan:
     """What one pass computes of one row."""
 
     span: Span  # positions computed, whose keys and values are written
-    visible: int  # how many keys they see, counted from position 0: the canvas, or up to the block's end
+    visible: int  # how many keys from position 0 on they may see; a block-causal model hides more
     refresh: bool = False  # the pass renews the whole cache of the row
     # With a shifted head, later passes cannot predict the block's first position (docs/engine.md):
     first_only: bool = False  # the pass commits that position alone
@@ -76,7 +76,7 @@ class Cache(Protocol):
 class PassPlan:
     """The plans of the rows of one model call, and their tensors, each made when it is first asked for.
 
-    The engine gives a pass that repeats the plans of the pass before the same object, so that nothing is copied again.
+    When a pass repeats the plans of the pass before, the engine uses the same object: nothing is copied again.
     """
 
     def __init__(self, rows: tuple[RowPlan, ...], device: torch.device) -> None:

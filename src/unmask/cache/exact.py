@@ -1,10 +1,11 @@
-"""The cache for block-causal models: a block sees itself and the blocks before it, so its final keys never change.
+"""The cache for block-causal models: a block sees itself and the blocks before it, so a finished block never changes.
 
 Every pass over a block writes provisional keys and values of the block, which that pass alone reads. The first pass
 over the next block computes the finished block once more, now with all its tokens, and writes the final ones. The first
 pass of all computes the prompt as well. The last block gets no final keys: no pass would read them.
 
-Block-causal heads predict their own positions, so `shifted` plays no part here; nothing drifts, so `stale` does not.
+Block-causal heads predict their own positions, so `shifted` plays no part here. The first pass fills the cache and
+nothing drifts, so `stale` plays none either.
 """
 
 from __future__ import annotations

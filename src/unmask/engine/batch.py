@@ -5,14 +5,12 @@ A batch is made of calls, a call of groups, a group of rows (rows.py). Knows not
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.cache.base import PassPlan
+from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.refresh import DriftStates
 from unmask.cache.storage import KVCache, Lease, StoragePool
 from unmask.engine.plan import CallKind
@@ -34,7 +32,7 @@ class Call:
         if lease is not None and kind.drift is not None:
             self.drift = DriftStates(kind.drift, slots=lease.rows, length=lease.length)
         self.groups: list[Group] = []
-        self.caches: list[KVCache | None] = []  # with the prompt and, if it is guided, without
+        self.caches: list[KVCache | None] = []  # of passes with the prompt and, for guidance, of passes without it
         self._window: Window | None = None
         self._plan: PassPlan | None = None
 
@@ -91,7 +89,7 @@ class Call:
         known = tuple(plan for plan in found if plan is not None)
         return self._planned(known) if len(known) == len(found) else None
 
-    def _planned(self, rows: tuple[Any, ...]) -> PassPlan:
+    def _planned(self, rows: tuple[RowPlan, ...]) -> PassPlan:
         if self._plan is None or self._plan.rows != rows:
             self._plan = PassPlan(rows, self.device)
         return self._plan
@@ -129,7 +127,7 @@ class Batch:
         return not self.reserved and not any(row.leaving for row in self.rows)
 
     def seal(self, scheduler: Scheduler) -> None:
-        """Note which rows leave with the pass under way, and reserve requests for the rows that are free already."""
+        """Note which rows are abandoned, and reserve waiting requests for the room that is left."""
         for row in self.rows:
             row.leaving = row.request.abandoned  # another thread may say so at any time
         self._reserve(scheduler)

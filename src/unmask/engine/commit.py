@@ -1,8 +1,9 @@
 """From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the results.
 
 The guarantees: only open positions are committed; a row with open positions commits at least one, unless the policy
-lets it wait; the mask token is never committed; only positions that this generation filled are opened again. Two more
-hold for a shifted head with a cache (`first_only` and `pin_first`; docs/engine.md says why).
+lets it wait or all its proposals are masks; the mask token is never committed; only positions that this generation
+filled are opened again. Two more hold for a shifted head with a cache (`first_only` and `pin_first`; docs/engine.md
+says why).
 
 The results are all that the host reads of a pass, traces apart.
 """
@@ -37,7 +38,7 @@ class PassResult:
     waiting: bool  # the policy let the row idle on purpose
     drifted: bool  # the next pass must refresh the row's cache
     broken: bool  # an open position had no usable logits
-    goes_on: bool  # the block stays open and nothing has drifted, so the next pass is over the same block
+    goes_on: bool  # the block stays open and needs no refresh, so the next pass repeats the plan
     error: UnmaskError | None = None  # why the policy could not decide
 
     @classmethod
@@ -68,7 +69,7 @@ class CommitInputs:
     observed: Observed
     at: Int[Tensor, "b k"]  # absolute position of every column
     drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: no cache drifts
-    first_only: Bool[Tensor, " b"] | None  # rows that must commit the first position of their block, and no other
+    first_only: Bool[Tensor, " b"] | None  # rows that commit their block's first position alone, by arg max
     pin_first: Bool[Tensor, " b"] | None  # rows whose block's first position must not be opened again
     mask_id: int
     mask_allowed: bool  # the mask token may be proposed; such a position stays open, even if the row commits no other
@@ -105,7 +106,7 @@ def _first_column(like: Bool[Tensor, "b k"]) -> Bool[Tensor, " k"]:
 
 
 def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"]]:
-    """New canvases, after the commits, and the table of results."""
+    """The group's tokens after the commits, and the table of results."""
     outcome, before, drifted = outcome_of(inputs), inputs.observed.state.tokens, inputs.drifted
     commit, remask = outcome.commit, outcome.remask
     after = torch.where(commit, outcome.tokens, before)

@@ -46,11 +46,11 @@ def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
         predicted = runner.forward(call)
         for group, part in predicted.split(call.groups):
             decided.append(runner.decide(group, part))  # view, select, guarantees, commit: all on the device
-    batch.seal(scheduler)  # notes abandoned requests and reserves newcomers: a runner may begin the next pass now
+    batch.seal(scheduler)  # which rows leave and which requests join, so that `read` may launch the next pass
     results = runner.read(batch, decided)  # the host waits for the device
     events = [event for group, rows in zip(decided, results, strict=True) for event in _record(group, rows, batch)]
-    batch.retire()  # takes out rows that are full, abandoned or have failed
-    if not runner.pending:  # no row joins the next pass if that has begun already
+    batch.retire()  # takes out rows that are finished, abandoned or have failed
+    if not runner.pending:  # no row joins a pass that `read` has launched
         batch.admit(scheduler)
     runner.begin(batch)  # the plain runner does nothing here
     return events

@@ -32,7 +32,7 @@ class GroupResult:
     """What a pass did to a group, as the device knows it."""
 
     group: Group
-    blocks: tuple[tuple[int, int], ...]  # of each row, in this pass
+    blocks: tuple[tuple[int, int], ...]  # the span of each row's block in this pass
     refreshed: tuple[bool, ...]  # rows whose cache the pass renewed
     table: Int[Tensor, "b results"] | None  # the results of the rows, laid out as engine/commit.py says
     trace: TraceNumbers | None
@@ -48,7 +48,7 @@ class Runner(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether the next pass has begun, so that no row may join it."""
+        """Whether `read` has launched the next pass already, so that no row may join it."""
         ...
 
     def forward(self, call: Call) -> Pass:
@@ -60,11 +60,11 @@ class Runner(Protocol):
         ...
 
     def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
-        """Bring the results of every row of every group to the host, in one copy."""
+        """Bring the results of all rows of all groups to the host in one copy; perhaps launch the next pass before."""
         ...
 
     def begin(self, batch: Batch) -> None:
-        """Begin the next pass, where that saves time."""
+        """Take over the pass that `read` launched, or launch the next one; the plain runner does neither."""
         ...
 
     def close(self, *, usable: bool) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from unmask import rules
 from unmask.device import widest_float
+from unmask.options import check_choice, check_number
 from unmask.policies.base import Base, register, require
 from unmask.policies.greedy import compatible
-from unmask.policies.parameters import check_choice, check_number
 from unmask.policies.scores import confidence
 from unmask.policies.sequence import among, block_attention, block_positions, over_positions
 from unmask.types import Decision, StepView

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import torch
 
+from unmask.options import check_choice, check_number
 from unmask.policies import scores
 from unmask.policies.base import Base, register
-from unmask.policies.parameters import check_choice, check_number
 from unmask.rules.selection import best_scored, order_of
 from unmask.types import Decision, StepView
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from unmask.options import check_flag, check_number
 from unmask.policies.base import Base, register
-from unmask.policies.parameters import check_flag, check_number
 from unmask.policies.scores import confidence, eligible
 from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from unmask import rules
 from unmask.device import widest_float
+from unmask.options import check_choice, check_number, check_whole
 from unmask.policies.base import Base, register, require
-from unmask.policies.parameters import check_choice, check_number, check_whole
 from unmask.policies.scores import confidence, eligible
 from unmask.policies.sequence import block_positions, over_positions
 from unmask.rules.selection import best_scored

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from unmask.options import check_number, check_whole
 from unmask.policies.base import Base, register
-from unmask.policies.parameters import check_number, check_whole
 from unmask.policies.scores import confidence
 from unmask.types import Decision, StepView
 

@@ -10,9 +10,8 @@ from typing import ClassVar
 
 from unmask import rules
 from unmask.policies.base import Base, register
-from unmask.policies.parameters import check_choice, check_number, check_whole
 from unmask.policies.scores import eligible
-from unmask.rules.validation import FALLBACKS, INTERACTIONS, NORMALIZERS
+from unmask.rules.validation import check_parameters
 from unmask.types import Decision, StepView
 
 
@@ -32,17 +31,11 @@ class MeanField(Base):
     vocabulary: int | None = None  # compare this many of the likeliest tokens, the rest merged into one
 
     def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
-        check_whole(self, "iterations", least=0)
-        check_choice(self, "interaction", INTERACTIONS)
-        check_number(self, "uniform_weight", within="[0, inf)")
-        check_choice(self, "normalize", NORMALIZERS)
-        check_choice(self, "fallback", FALLBACKS)
-        check_whole(self, "vocabulary", least=1, optional=True)
+        check_parameters(self)
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
-        # A position whose proposed token is ruled out (logit -inf) comes last. It must not repel others: the rule does
-        # not see it.
+        # The engine commits a position whose proposed token is ruled out (logit -inf) only when no other is left. Until
+        # then it must not repel others.
         result = rules.mean_field_commit(
             view.logits,
             eligible(view),

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.errors import UnmaskError
+from unmask.options import check_choice, check_whole
 from unmask.policies.base import Base
-from unmask.policies.parameters import check_choice, check_whole
 from unmask.policies.scores import eligible
 from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from unmask.options import check_number
 from unmask.policies.base import Base, register
-from unmask.policies.parameters import check_number
 from unmask.policies.scores import confidence
 from unmask.types import Decision, StepView
 

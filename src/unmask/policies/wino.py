@@ -14,8 +14,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask import rules
+from unmask.options import check_number
 from unmask.policies.base import Base, register, require
-from unmask.policies.parameters import check_number
 from unmask.policies.scores import confidence
 from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView

@@ -9,7 +9,8 @@ if its own margin outweighs the repulsion of all positions that are likely to be
     field      h    = c,  then R times  h_i = c_i - sum over j of D_ij sigmoid(h_j)
     intensity  q    = sigmoid(h);  commit where q >= threshold, and if that is nowhere, where h is largest
 
-`mean_field_commit` in rules/commit.py checks the arguments, leaves closed positions out and calls this.
+`mean_field_commit` in rules/commit.py checks the arguments and, where it knows how many positions are open, leaves the
+others out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MeanFieldCommit:
     """The commits and the quantities behind them. Of closed positions the score is -inf, all else 0 or False."""
 
     commit: Bool[Tensor, "b k"]  # at least one position of every row that has an open one
-    score: Float[Tensor, "b k"]  # the final field: in the order of the intensities, but never rounded to 1
+    score: Float[Tensor, "b k"]  # the final field: also tells positions apart whose intensities round to 1
     intensity: Float[Tensor, "b k"]
     margin: Float[Tensor, "b k"]  # +inf where only one token can occur
     overlap: Float[Tensor, "b k k"]  # D, as it was used
@@ -79,8 +80,8 @@ def mean_field_history(
     weights = overlap.to(widest_float(overlap.device))
     fields = [margin]
     for _ in range(iterations):
-        # Sorted, because identical positions see the same terms in another order and must tie exactly. In float64 and
-        # rounded once, because the zeros of closed positions change how a sum is grouped, and so its rounding.
+        # Sorted, because identical positions see the same terms in another order and must tie exactly. In float64 where
+        # the device has it and rounded once, because the zeros of closed positions change how a sum is grouped.
         terms = weights * sigmoid(fields[-1]).unsqueeze(-2)
         pressure = terms.sort(dim=-1, descending=True).values.sum(-1)
         fields.append(margin - pressure.to(margin.dtype))

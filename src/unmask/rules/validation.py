@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnmaskError
+from unmask.options import check_choice, check_number, check_whole
 
 INTERACTIONS = ("jsd", "uniform", "none")
 NORMALIZERS = ("max", "none")
 FALLBACKS = ("field", "confidence")
 
 
-def check_mean_field(
-    threshold: float,
-    iterations: int,
-    interaction: str,
-    uniform_weight: float,
-    normalize: str,
-    fallback: str,
-    vocabulary: int | None,
-) -> None:
-    """Raise unless these are parameters of the rule."""
-    if not 0.0 < threshold <= 1.0:
-        raise UnmaskError(f"threshold must be in (0, 1], got {threshold!r}")
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 0:
-        raise UnmaskError(f"iterations must be a whole number of at least 0, got {iterations!r}")
-    if not 0.0 <= uniform_weight < math.inf:
-        raise UnmaskError(f"uniform_weight must be a number of at least 0, got {uniform_weight!r}")
-    for kind, name, known in (
-        ("interaction", interaction, INTERACTIONS),
-        ("normalize", normalize, NORMALIZERS),
-        ("fallback", fallback, FALLBACKS),
-    ):
-        if name not in known:
-            raise UnknownName(kind, str(name), known)
-    check_vocabulary(vocabulary)
+def check_parameters(owner: Any) -> None:
+    """Raise unless these attributes are parameters of the rule."""
+    check_number(owner, "threshold", within="(0, 1]")
+    check_whole(owner, "iterations", least=0)
+    check_choice(owner, "interaction", INTERACTIONS)
+    check_number(owner, "uniform_weight", within="[0, inf)")
+    check_choice(owner, "normalize", NORMALIZERS)
+    check_choice(owner, "fallback", FALLBACKS)
+    check_whole(owner, "vocabulary", least=1, optional=True)
 
 
 def check_vocabulary(vocabulary: int | None) -> None:
     """Raise unless it is a number of tokens to keep per row, or None for all."""
-    if vocabulary is None:
-        return
-    if isinstance(vocabulary, bool) or not isinstance(vocabulary, int) or vocabulary < 1:
-        raise UnmaskError(f"vocabulary must be None (all tokens) or a whole number of at least 1, got {vocabulary!r}")
+    check_whole(SimpleNamespace(vocabulary=vocabulary), "vocabulary", least=1, optional=True)
 
 
 def check_tensors(logits: Tensor, masked: Tensor) -> None:

@@ -18,11 +18,12 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(needed: int, device: torch.device, *, what: str) -> None:
-    """Refuse a model that cannot fit, before anything is allocated."""
+def check_memory(needed: int, device: torch.device, *, what: str, instead: str | None = None) -> None:
+    """Refuse what cannot fit, before anything is allocated; `instead` is the way out, by default that of a model."""
     free = free_memory(device)
     if free is not None and needed > free:
-        raise OutOfMemory(f"{what} needs {_gib(needed)} on {device}, but {_gib(free)} are free; {_way_out(device)}")
+        way_out = instead or _way_out(device)
+        raise OutOfMemory(f"{what} needs {_gib(needed)} on {device}, but {_gib(free)} are free; {way_out}")
 
 
 @contextmanager

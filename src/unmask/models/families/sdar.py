@@ -1,8 +1,8 @@
 """SDAR and TraDo: Qwen3 under a block-causal mask, blocks counted from position 0.
 
-A block sees itself and the blocks before it, so keys and values of finished blocks are kept for good (cache='exact').
-The head predicts its own position. Sampling follows Dream's: the confidence of a drawn token is its probability under
-the distribution that it was drawn from.
+A block sees itself and the blocks before it, so keys and values of a finished block are computed once more and then
+kept (cache='exact'). The logits at a position predict its own token. Sampling follows Dream's: the confidence of a
+drawn token is its probability under the distribution that it was drawn from.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ class SDAR(QwenFamily):
     qk_norm = True
 
     def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:
-        padding = config.ids("pad_token_id")  # of the ids that end a text, the one that stands behind its end
-        eos_id = next((end for end in ends if end in padding), ends[0])
+        padding = config.ids("pad_token_id")
+        eos_id = next((end for end in ends if end in padding), ends[0])  # of the ids that end a text, the one that pads
         return {"eos_id": eos_id, "causal": True, "block_size": config.whole("block_size", BLOCK_SIZE)}

@@ -1,0 +1,62 @@
+"""Fields that a user sets: how they are declared, with a help text, and how their values are checked.
+
+Settings, servers, benchmarks and policies are frozen dataclasses of such fields. A message is one line that names the
+field and its value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any
+
+from unmask.errors import UnknownName, UnmaskError
+
+
+def option(default: Any, about: str, *names: str, **more: Any) -> Any:
+    """A field with its default and help text; on the command line, with these names and what else typer takes."""
+    return field(default=default, metadata={"help": about, "names": names, "more": more})
+
+
+def check_number(owner: Any, *names: str, within: str) -> None:
+    """Each named field is a number in an interval such as `(0, 1]`; a whole number is stored as a float."""
+    low, high = (float(bound) for bound in within[1:-1].split(","))
+    for name in names:
+        value, number = getattr(owner, name), math.nan
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError as error:
+                raise UnmaskError(f"{name} is too large: {value!r:.40}...") from error
+        above_low = low < number or (within[0] == "[" and low == number)
+        below_high = number < high or (within[-1] == "]" and number == high)
+        if not (above_low and below_high):
+            wanted = f"of at least {low:g}" if within[0] == "[" and high == math.inf else f"in {within}"
+            raise UnmaskError(f"{name} must be a number {wanted}, got {value!r:.80}")
+        object.__setattr__(owner, name, number)
+
+
+def check_whole(owner: Any, *names: str, least: int, optional: bool = False) -> None:
+    """Each named field is a whole number of at least `least`, or None where that is allowed."""
+    for name in names:
+        value = getattr(owner, name)
+        if value is None and optional:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UnmaskError(f"{name} must be a whole number of at least {least}, got {value!r:.80}")
+
+
+def check_flag(owner: Any, *names: str) -> None:
+    """Each named field is true or false."""
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, bool):
+            raise UnmaskError(f"{name} must be true or false, got {value!r}")
+
+
+def check_choice(owner: Any, name: str, choices: Sequence[str]) -> None:
+    """The field is one of a few words."""
+    value = getattr(owner, name)
+    if value not in choices:
+        raise UnknownName(name, str(value), choices)
