@@ -57,6 +57,7 @@ def test_goldens_every_policys_contract_and_a_server_do_without_them(copied):
     assert Path(where.strip()).parent == copied / "unmask"
 
 
+@pytest.mark.slow
 def test_plain_code_imports_nothing_of_them_on_a_cpu():
     found = run(PACKAGE.parent, "-c", TOKENS, "cpu")
     assert json.loads(found.stdout)["imported"] == [], found.stderr[-3000:]

@@ -24,6 +24,7 @@ def decoded(policy, settings, *, by_kernels=False):
         del os.environ["UNMASK_KERNELS"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [name for name in policies.names() if not policies.needs_of(policies.get(name))])
 def test_a_generation_by_kernels_is_the_one_without(interpreted, policy):
     settings = Settings(confidence_eos_eot_inf=policy == "fixed")
