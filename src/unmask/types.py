@@ -1,4 +1,4 @@
-"""What flows between the parts: a policy sees a StepView and answers with a Decision; the loop tells of it in
+"""What flows between the parts: a policy sees a StepView and answers with a Decision; the loop reports every pass in
 StepEvents.
 
 Shapes: `b` rows, `k` positions of a block, `n` positions of the canvas, `v` vocabulary.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class StepView:
     """What a policy may look at in one forward pass; rows may be in different blocks and steps.
 
-    Only `logits` and `masked` are required. Logits are aligned with positions and the mask token's logit is -inf. They
-    may be in the model's half precision: `working` gives the dtype to compute in.
+    Only `logits` and `masked` are required. Logits are aligned with positions. The mask token's logit is -inf, unless
+    the settings allow it. Logits may be in the model's half precision: `working` gives them in the dtype to compute in.
     Columns past the end of a short block are not masked, and hold the token -1.
     """
 
@@ -65,7 +65,7 @@ class StepView:
         return values.to(self.working_dtype(values))
 
     def working_dtype(self, values: Tensor) -> torch.dtype:
-        """That dtype: what the figures of these logits are asked for in, by a rule that widens them itself."""
+        """The dtype of `working`, for rules that widen the logits themselves."""
         return values.dtype if self.exact_dtype or values.dtype == torch.float64 else torch.float32
 
 
@@ -102,7 +102,7 @@ class StepEvent:
     block: tuple[int, int]  # absolute, half-open
     committed: tuple[Commit, ...]
     remasked: tuple[int, ...] = ()
-    refreshed: bool = False  # the pass computed the row's whole canvas to renew a cache
+    refreshed: bool = False  # the pass renewed the row's whole cache
     candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
     overlap: list[list[float]] | None = None  # over the positions of `candidates`
     finished: bool = False  # no pass will follow for this row

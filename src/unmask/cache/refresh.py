@@ -38,8 +38,8 @@ Refresh: TypeAlias = EveryBlocks | OnDrift
 class DriftStates:
     """The states of every cache slot at its last refresh.
 
-    Only open positions count: what was committed has changed by itself, but the state of a mask changes because its
-    context did. Everything stays on the device.
+    Only open positions count. The state of a committed position changes with its token; the state of a mask changes
+    only because its context does. Everything stays on the device.
     """
 
     def __init__(self, tolerated: float, *, slots: int, length: int) -> None:
