@@ -2,8 +2,8 @@
 
 The loop deals in token ids; only a request knows when its text has ended. A row is one request while it is decoded: it
 has its own blocks, random numbers and end, and joins when there is room. A batch consists of calls, the rows that one
-model call serves. A call consists of groups, the rows that one policy decides together. The runner
-runs passes on the device, which holds every row's tokens. After each pass the host's canvases are brought up to date.
+model call serves. A call consists of groups, the rows that one policy decides together. The runner runs passes on the
+device, which holds every row's tokens. After each pass the host's canvases are brought up to date.
 """
 
 from __future__ import annotations

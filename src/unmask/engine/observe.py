@@ -53,7 +53,7 @@ class Observed:
 
     view: StepView
     state: WindowState
-    logits: Float[Tensor, "b k v"]  # before temperature; end-of-text is -inf only by `logits_eos_inf`
+    logits: Float[Tensor, "b k v"]  # before temperature, and before `confidence_eos_eot_inf`
     greedy: bool  # the proposed tokens are the likeliest
 
     def broken(self) -> Bool[Tensor, " b"]:

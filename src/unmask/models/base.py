@@ -83,7 +83,7 @@ class Prediction:
 
 @runtime_checkable
 class MaskedLM(Protocol):
-    """A model the engine can decode with. Its class may also have `capabilities`: see `capabilities_of`."""
+    """A model that the engine can decode with. Its class may also have `capabilities`: see `capabilities_of`."""
 
     spec: ModelSpec
 
