@@ -5,7 +5,8 @@ through this module alone and never imports them, so the package works without t
 devices from capability 8.0 on, if Triton is installed. UNMASK_KERNELS=0 in the environment turns them off, and captured
 graphs with them; UNMASK_KERNELS=interpret lets functions use kernels on every device, for Triton's interpreter.
 
-Imports torch and the standard library only, so that rules can be copied into another engine together with this file.
+Imports torch and the standard library only, so that another engine can copy it together with rules/, errors.py and
+options.py.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _verdict(channel: Channel, statements: list[str], timeout_s: float) -> str:
 
 
 def _obey(end: int) -> None:
-    """The child: run what comes until it is killed.
+    """The child: run the statements that the server sends, until it is killed.
 
     On the way to a pass, no global or builtin is looked up once an answer has run. An answer that rewrites this
     frame's locals is not stopped.

@@ -47,7 +47,7 @@ class Approximate:
     def _pins_first(self, row: RowState) -> bool:
         """Whether a shifted head leaves the block's first position to a refresh.
 
-        Later passes then do not compute the position before the block, from which its first one is predicted.
+        Later passes then do not compute the position before the block, from which its first position is predicted.
         """
         rule = self.refresh
         return self.first_decided and isinstance(rule, EveryBlocks) and row.block_index % rule.count == 0

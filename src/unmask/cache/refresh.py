@@ -1,4 +1,4 @@
-"""When the cache of a row is computed anew: every so many blocks, or when its states have drifted too far."""
+"""When the cache of a row is refreshed: every few blocks, or when the row's states have drifted too far."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Storage:
     def __init__(self, *, rows: int, length: int, others: StoragePool | None = None) -> None:
         self.rows, self.length = rows, length
         self.layers: list[Layer] = []
-        self._others = others  # free storages, which are dropped if memory runs out
+        self._others = others  # its free storages are dropped if memory runs out
 
     @property
     def positions(self) -> int:

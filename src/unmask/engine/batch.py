@@ -95,7 +95,7 @@ class Call:
         return self._plan
 
     def tokens(self) -> Int[Tensor, "b n"]:
-        """The canvases as the model gets them: no wider than the longest."""
+        """The canvases as the model gets them: as wide as the call is long."""
         return self._together([group.tokens for group in self.groups])
 
     def holes(self) -> Bool[Tensor, "b n"]:

@@ -22,7 +22,7 @@ class Canvas:
     seed: int = 0
     aligned: bool = False  # blocks are counted from position 0, not from the first mask
     holes: tuple[int, ...] = field(init=False)  # positions that were masks at the start
-    blocks: list[Span] = field(init=False)  # only those with a hole
+    blocks: list[Span] = field(init=False)  # only blocks with a hole
     step_map: dict[int, int] = field(init=False, default_factory=dict)  # position -> forward pass that committed it
     passes: int = field(init=False, default=0)
     block_index: int = field(init=False, default=0)

@@ -5,7 +5,7 @@ lets it wait or every token to commit is the mask token; the mask token is never
 generation filled are opened again. Two more hold for a shifted head with a cache (`first_only` and `pin_first`;
 docs/engine.md says why).
 
-The results are all that the host reads of a pass, traces apart.
+The host reads nothing of a pass but the results, and for traces the numbers of detail.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PassResult:
     waiting: bool  # the policy let the row idle on purpose
     drifted: bool  # the next pass must refresh the row's cache
     broken: bool  # an open position had no usable logits
-    goes_on: bool  # the block stays open and needs no refresh, so the next pass repeats the plan
+    goes_on: bool  # the block stays open and needs no refresh, so `Cache.plan_next` has the plan of the next pass
     error: UnmaskError | None = None  # why the policy could not decide
 
     @classmethod

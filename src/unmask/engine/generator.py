@@ -74,7 +74,7 @@ class Generator:
         """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts.
 
         `batch_size` prompts are decoded at a time. `trace` records every pass, `timed` where the time goes. `on_step`
-        is called with every event, its row the number of the prompt; `on_output` with every output, in their order.
+        is called with every event, whose `row` is the number of the prompt; `on_output` with every output, in order.
         """
         prompts, single = as_batch(prompt)
         job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
@@ -130,7 +130,7 @@ class Generator:
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
-        """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled.
+        """Fill every mask in the text; the output has the whole text and its token ids, with the holes filled.
 
         Options are those of `generate`.
         """
@@ -214,7 +214,7 @@ class Generator:
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
-        """float32 logits of every position, aligned with positions, the mask token's untouched."""
+        """float32 logits of every position, aligned with positions; the mask token's logits are not suppressed."""
         tokens = token_rows(token_ids, self.spec.vocab_size, self.model.device)
         self._check_length(tokens.shape[1], 0)
         return self.model.predict(tokens).logits.float()
@@ -342,7 +342,7 @@ class Generator:
 
     def _new_trace(self, request: Request) -> Trace:
         canvas = request.canvas
-        # A continuation's own masks are not part of its prompt; those inside an infilled text are.
+        # The masks of a continuation are not part of its prompt; masks inside an infilled text are.
         prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues else canvas.tokens
         text = self.codec.decode(prompt, special=True)
         header = request.plan.header(self.model)

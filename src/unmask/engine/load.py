@@ -1,4 +1,4 @@
-"""`unmask.load`: from a name to something that generates."""
+"""`unmask.load`: from a name to a Generator."""
 
 from __future__ import annotations
 

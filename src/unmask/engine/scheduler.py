@@ -25,7 +25,7 @@ class Request:
 
     canvas: Canvas
     plan: Plan
-    ending: Ending | None = None  # None: the canvas is filled, and nothing is said of its text
+    ending: Ending | None = None  # what ends the text; None: the canvas is filled, and has no text
     infills: bool = False  # the output has the whole text, not only what continues a prompt
     detail: Detail | None = None  # what its events say beyond the commits
     abandoned: bool = False  # its row leaves after the pass under way, or it never joins; set from any thread

@@ -22,7 +22,7 @@ class Ending:
     codec: TextCodec
 
     def cut(self, ids: list[int]) -> tuple[list[int], str, bool]:
-        """The ids and the text before the end, and whether there was one."""
+        """The ids and the text before the end, and whether the text has an end."""
         kept = next((ids[:index] for index, token in enumerate(ids) if token in self.token_ids), ids)
         text = self.codec.decode(kept)
         found = [(place, string) for string in self.strings if (place := text.find(string)) >= 0]

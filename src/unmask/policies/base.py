@@ -68,7 +68,7 @@ def get(name: str, **params: Any) -> Policy:
 
 
 def names() -> list[str]:
-    """Every installed policy, other people's included."""
+    """Every installed policy, plug-ins included."""
     return registry.names()
 
 

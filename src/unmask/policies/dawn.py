@@ -79,7 +79,7 @@ class Dawn(Base):
 
 
 def _anchors(view: StepView, sequence_logits: Float[Tensor, "b n v"]) -> Bool[Tensor, "b n"]:
-    """Closed positions up to the end of the block of whose token, whichever stands there, the model is confident."""
+    """Closed positions up to the end of the block where the model is confident of a token, even of another one."""
     column = torch.arange(sequence_logits.shape[1], device=view.start.device) - view.start[:, None]
     columns = view.masked.shape[1]
     width = columns if view.tokens is None else (view.tokens != -1).sum(-1, keepdim=True)

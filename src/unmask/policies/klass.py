@@ -27,7 +27,7 @@ EPSILON = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The logits of the pass before, which take less memory than its distributions, and the latest KL divergences."""
+    """The latest KL divergences, and the logits of the pass before: smaller than its distributions, which they give."""
 
     logits: Float[Tensor, "b n v"]
     divergence: Float[Tensor, "b n h"]

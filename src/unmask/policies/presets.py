@@ -82,7 +82,7 @@ def resolve_settings(
     task: str | None = None,
     recommended: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings with nothing left open: what is `given`, then what is `recommended`, the preset's, and our defaults.
+    """Settings with nothing left open: a `given` value, else the `recommended` one, the preset's, or our default.
 
     `recommended` comes from the task or the checkpoint. Its cache is left out for a policy that cannot use one. A value
     of None counts as not given.

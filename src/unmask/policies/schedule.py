@@ -22,7 +22,7 @@ SCHEDULES = ("even", "dream")
 
 
 def even_count(view: StepView, passes: int) -> Int[Tensor, " b"]:
-    """Commits of this pass when a block is spread over `passes`, larger shares first; in the last, all that is left."""
+    """Commits of this pass when a block is spread over `passes`, larger shares first; the last commits the rest."""
     passes_left = (passes - view.step).clamp(min=1)
     return (view.masked.sum(-1) + passes_left - 1) // passes_left
 

@@ -25,7 +25,7 @@ _CAPTURING = Lock()  # entering a capture waits for the whole device, which is f
 class Ready(NamedTuple):
     """A prepared run: everything that can be done early has been done."""
 
-    run: Callable[[], Outputs]  # takes the host next to no time
+    run: Callable[[], Outputs]  # if it replays, it takes the host next to no time
     replays: bool  # the run is a graph, so that every run writes its outputs to the same memory
 
 
