@@ -28,7 +28,7 @@ READY, OK, RAISED, SECRET, STATEMENT = b"ready", b"+", b"!", b"?", b">"
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _CLONE_THREAD = 0x10000
-# The system calls that `_filter` refuses to an answer, by machine, with the numbers that the machine's kernel has.
+# Numbers of the system calls that `_filter` refuses to an answer, by machine.
 _NEW_PROCESSES = {"x86_64": (57, 58, 59, 322), "aarch64": (221, 281)}  # fork, vfork, execve, execveat
 _SIGNALS = {"x86_64": (62, 200, 234, 129, 297, 424), "aarch64": (129, 130, 131, 138, 240, 424)}
 _OTHER_MEMORY = {  # ptrace, process_vm_*, shmget, msgget, semget, mq_open

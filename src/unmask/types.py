@@ -32,7 +32,7 @@ class StepView:
     masked: Bool[Tensor, "b k"]  # positions that may be committed now
     proposed: Int[Tensor, "b k"] = None  # ty: ignore[invalid-assignment]  token for each position; default: arg max
     tokens: Int[Tensor, "b k"] | None = None  # what stands in the block before this pass
-    decoded: Bool[Tensor, "b k"] | None = None  # filled earlier in this generation, and so open to remasking
+    decoded: Bool[Tensor, "b k"] | None = None  # filled earlier in this generation, so a policy may open it again
     start: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  absolute position of the first column; default 0
     step: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  passes already spent on this block; default 0
     remaining: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  masks left in the row; default: in the block
@@ -106,7 +106,7 @@ class StepEvent:
     candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
     overlap: list[list[float]] | None = None  # over the positions of `candidates`
     finished: bool = False  # no pass will follow for this row
-    error: UnmaskError | None = None  # why the row could not be decoded to its end; the other rows go on
+    error: UnmaskError | None = None  # why the row could not be decoded to its end; rows without an error go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds that a generation took; of a batch, the row's share."""
+    """Seconds that a generation took: its row's share of the time of the batch."""
 
     model_s: float
     policy_s: float
@@ -129,7 +129,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One finished generation. `text`, `token_ids` and the usage end before the first end-of-text or stop match."""
+    """One finished generation.
+
+    `text`, `token_ids` and the usage end before the first end-of-text or stop match; those of an infill are whole.
+    """
 
     text: str
     token_ids: list[int]
@@ -138,7 +141,7 @@ class Output:
     canvas_ids: list[int]  # every token decoded, also past the end of the text
     step_map: list[int]  # the forward pass that committed each of `canvas_ids`
     trace: Trace | None = field(default=None, repr=False)
-    timing: Timing | None = field(default=None, repr=False)  # there when asked for by `timed`
+    timing: Timing | None = field(default=None, repr=False)  # with `timed=True`
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without trace and timing."""
