@@ -3,9 +3,10 @@
 Plain code runs on every device. Folders called `kernels` and `cuda` hold what only saves time; plain code reaches them
 through this module alone and never imports them, so the package works without these folders. Kernels serve on CUDA
 devices from capability 8.0 on, if Triton is installed. UNMASK_KERNELS=0 in the environment turns them off, and captured
-graphs with them; UNMASK_KERNELS=interpret lets functions have theirs on every device, for Triton's interpreter.
+graphs with them; UNMASK_KERNELS=interpret lets functions use kernels on every device, for Triton's interpreter.
 
-Imports torch and the standard library only, so that rules can be copied into another engine together with this file.
+Imports torch and the standard library only, so that another engine can copy it together with rules/, errors.py and
+options.py.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _module(name: str) -> ModuleType | None:
 def widest_float(device: torch.device) -> torch.dtype:
     """float64, except on MPS, which has none.
 
-    A sum that is taken in it and rounded once does not show how many zeros a wider batch has added.
+    A sum in float64 that is rounded once does not depend on how many zeros a wider batch has added.
     """
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -89,7 +90,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 def on_device(values: Tensor | list[Any], device: torch.device) -> Tensor:
     """Numbers of the host on a device; the host does not wait until a busy device has copied them."""
     found = values if isinstance(values, Tensor) else torch.tensor(values)
-    if device.type != "cuda" or found.is_cuda:  # elsewhere, a copy that is not waited for may come too late
+    if device.type != "cuda" or found.is_cuda:  # elsewhere a copy that the host does not await may be late
         return found.to(device)
     return found.pin_memory().to(device, non_blocking=True)
 

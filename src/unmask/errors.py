@@ -1,6 +1,7 @@
-"""What goes wrong in a way that the caller can mend.
+"""Errors that the caller can mend.
 
-Every message is one line that names the thing, the value and the way out; the command line prints it and exits with 2.
+Every message is one line that names the thing, the value and the way out. The command line prints it and exits with 2;
+with 1 if the request was fine, but work failed or memory ran out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class CheckpointError(UnmaskError):
 
 
 class WorkFailed(UnmaskError):
-    """A request that was fine, and work that went wrong all the same; the command line exits with 1."""
+    """The request was fine, but the work failed."""
 
 
 class OutOfMemory(UnmaskError):

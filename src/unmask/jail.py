@@ -1,9 +1,10 @@
 """The inside of the sandbox: a small server that judges one program after another. Standard library only.
 
 It runs as a script in an interpreter of its own (see `sandbox.py`, which starts it) and speaks over its standard input,
-a socket. Every program gets a forked child, made before the program is known, so that nothing of it or of any other one
-is in the child's memory. The child is sent one statement at a time: the code, then the tests, each when the one before
-has run. The secret that proves a pass is drawn after the last test; the child must hand it back.
+a socket. Every program gets a forked child. The child is made before the server reads the program, so its memory holds
+neither this program nor any other. The server sends the child one statement at a time: the code, then the tests, each
+when the statement before has run. The secret that proves a pass is drawn after the last test; the child must send it
+back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ READY, OK, RAISED, SECRET, STATEMENT = b"ready", b"+", b"!", b"?", b">"
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _CLONE_THREAD = 0x10000
-# What an answer has no business with. By machine: its number for the kernel, the calls, clone, clone3.
+# Numbers of the system calls that `_filter` refuses to an answer, by machine.
 _NEW_PROCESSES = {"x86_64": (57, 58, 59, 322), "aarch64": (221, 281)}  # fork, vfork, execve, execveat
 _SIGNALS = {"x86_64": (62, 200, 234, 129, 297, 424), "aarch64": (129, 130, 131, 138, 240, 424)}
 _OTHER_MEMORY = {  # ptrace, process_vm_*, shmget, msgget, semget, mq_open
@@ -79,7 +80,7 @@ class Channel:
 
 
 def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
-    """Judge programs until the other side hangs up; after one that left files behind, say so and stop."""
+    """Judge programs until the other side hangs up; after a program that left files behind, say so and stop."""
     host = Channel(socket.socket(fileno=os.dup(0)))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
@@ -121,7 +122,7 @@ def _next(host: Channel, null: int, timeout_s: float, memory_mib: int) -> bool:
         ours.close()
     try:
         clean = not os.listdir()
-    except OSError:  # it took the folder away
+    except OSError:  # the answer has removed the folder
         clean = False
     host.send(json.dumps({"reason": verdict, "clean": clean}).encode(), timeout_s)
     return clean
@@ -144,9 +145,10 @@ def _verdict(channel: Channel, statements: list[str], timeout_s: float) -> str:
 
 
 def _obey(end: int) -> None:
-    """The child: run what comes until it is killed.
+    """The child: run the statements that the server sends, until it is killed.
 
-    No global or builtin is looked up once an answer has run; one that rewrites this frame's locals is not stopped.
+    On the way to a pass, no global or builtin is looked up once an answer has run. An answer that rewrites this
+    frame's locals is not stopped.
     """
     module = ModuleType("__candidate__")
     sys.modules |= {"__candidate__": module, "__main__": ModuleType("__main__")}
@@ -177,7 +179,7 @@ def _obey(end: int) -> None:
 def _told(kind: str, error: BaseException, as_text: type[str]) -> bytes:
     try:
         return f"{kind}: {as_text(error)[:500]}".encode(errors="replace")
-    except BaseException:  # its own __str__ is the answer's code
+    except BaseException:  # the error's __str__ is the answer's code
         return kind.encode(errors="replace")
 
 
@@ -218,7 +220,7 @@ def _lock() -> bool:
 
 
 def _lock_holds() -> bool:
-    """Tried for real, in a child that must then fail to fork."""
+    """Whether the filter works here: tried in a child, which must then fail to fork."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""Name -> class, for what can be plugged in: ours by decorator, other people's by entry point.
+"""Classes by name: ours are registered by a decorator, those of other packages are found by entry point.
 
 A plug-in is imported when it is asked for, so a broken one fails only where it is used.
 """

@@ -48,7 +48,7 @@ _unsandboxed_allowed: ContextVar[bool] = ContextVar("unsandboxed_allowed", defau
 
 
 class NoSandbox(UnmaskError):
-    """There is code to run, and nothing to contain it."""
+    """Code cannot be run, because no sandbox would contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class SandboxResult:
 def run_tests(
     code: str, tests: Sequence[str], *, timeout_s: float = TIMEOUT_S, memory_mib: int = MEMORY_MIB
 ) -> SandboxResult:
-    """Run the code, then every test, with that time for each; it passes if nothing raised and the end was reached."""
+    """Run the code, then every test, with that time for each; it passes if all ran and none raised."""
     return run_many([(code, tests)], timeout_s=timeout_s, memory_mib=memory_mib)[0]
 
 
@@ -112,7 +112,7 @@ def _contained() -> bool:
 
 @cache
 def _obstacle(bubblewrap: str | None) -> str:
-    """What keeps bubblewrap, which lies at that path, from working here; nothing if it does."""
+    """Why the bubblewrap at that path does not work here; empty if it works."""
     if bubblewrap is None:
         return "bubblewrap is not installed"
     try:
@@ -174,7 +174,7 @@ class _Judge:
                 raise WorkFailed(f"the sandbox did not start: {told[-1] if told else 'no word from it'}") from None
 
     def result(self, statements: list[str]) -> SandboxResult:
-        """The verdict on one program; without one, the program took the judge down with it."""
+        """The verdict on one program: 'crashed' if it took the judge down with it."""
         try:
             self.channel.send(json.dumps(statements).encode(), START_S)
             verdict = json.loads(self.channel.receive(self.timeout_s * (len(statements) + 1) + START_S))
@@ -205,7 +205,7 @@ def _bubblewrap(python: str) -> list[str]:
     for path in dict.fromkeys(seen):
         command += ["--ro-bind-try", path, path]
     command += ["--ro-bind", os.path.realpath(jail.__file__), "/jail.py", "--dev-bind", "/dev/null", "/dev/null"]
-    # An old bubblewrap cannot bound a folder in memory; then there is none that can be written to.
+    # An old bubblewrap cannot bound the size of a folder in memory. Then no folder is writable.
     command += ["--size", str(FOLDER_BYTES), "--tmpfs", "/tmp"] if _bounds_folders() else ["--dir", "/tmp"]
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 

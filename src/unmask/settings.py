@@ -14,7 +14,7 @@ from unmask.options import check_choice, check_flag, check_number, check_whole, 
 
 CACHES = ("none", "prefix", "dual", "exact")
 MOST_GUIDANCE = 1000  # beyond it, logits overflow
-_LEAST_TEMPERATURE = 1e-30  # logits divided by less are no numbers any more
+_LEAST_TEMPERATURE = 1e-30  # divided by less, logits overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Settings:
 
 
 def _number(text: str) -> float:
-    """What the text says, or NaN."""
+    """The number that the text says, or NaN."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What flows between the parts: a policy sees a StepView and answers with a Decision; the loop tells of it in
+"""What flows between the parts: a policy sees a StepView and answers with a Decision; the loop reports every pass in
 StepEvents.
 
 Shapes: `b` rows, `k` positions of a block, `n` positions of the canvas, `v` vocabulary.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class StepView:
     """What a policy may look at in one forward pass; rows may be in different blocks and steps.
 
-    Only `logits` and `masked` are required. Logits are aligned with positions and the mask token's logit is -inf. They
-    may be in the model's half precision: `working` gives the dtype to compute in.
+    Only `logits` and `masked` are required. Logits are aligned with positions. The mask token's logit is -inf, unless
+    the settings allow it. Logits may be in the model's half precision: `working` gives them in the dtype to compute in.
     Columns past the end of a short block are not masked, and hold the token -1.
     """
 
@@ -32,7 +32,7 @@ class StepView:
     masked: Bool[Tensor, "b k"]  # positions that may be committed now
     proposed: Int[Tensor, "b k"] = None  # ty: ignore[invalid-assignment]  token for each position; default: arg max
     tokens: Int[Tensor, "b k"] | None = None  # what stands in the block before this pass
-    decoded: Bool[Tensor, "b k"] | None = None  # filled earlier in this generation, and so open to remasking
+    decoded: Bool[Tensor, "b k"] | None = None  # filled earlier in this generation, so a policy may open it again
     start: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  absolute position of the first column; default 0
     step: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  passes already spent on this block; default 0
     remaining: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  masks left in the row; default: in the block
@@ -65,7 +65,7 @@ class StepView:
         return values.to(self.working_dtype(values))
 
     def working_dtype(self, values: Tensor) -> torch.dtype:
-        """That dtype: what the figures of these logits are asked for in, by a rule that widens them itself."""
+        """The dtype of `working`, for rules that widen the logits themselves."""
         return values.dtype if self.exact_dtype or values.dtype == torch.float64 else torch.float32
 
 
@@ -102,11 +102,11 @@ class StepEvent:
     block: tuple[int, int]  # absolute, half-open
     committed: tuple[Commit, ...]
     remasked: tuple[int, ...] = ()
-    refreshed: bool = False  # the pass computed the row's whole canvas to renew a cache
+    refreshed: bool = False  # the pass renewed the row's whole cache
     candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
     overlap: list[list[float]] | None = None  # over the positions of `candidates`
     finished: bool = False  # no pass will follow for this row
-    error: UnmaskError | None = None  # why the row could not be decoded to its end; the other rows go on
+    error: UnmaskError | None = None  # why the row could not be decoded to its end; rows without an error go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds that a generation took; of a batch, the row's share."""
+    """Seconds that a generation took: its row's share of the time of the batch."""
 
     model_s: float
     policy_s: float
@@ -129,7 +129,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One finished generation. `text`, `token_ids` and the usage end before the first end-of-text or stop match."""
+    """One finished generation.
+
+    `text`, `token_ids` and the usage end before the first end-of-text or stop match; those of an infill are whole.
+    """
 
     text: str
     token_ids: list[int]
@@ -138,7 +141,7 @@ class Output:
     canvas_ids: list[int]  # every token decoded, also past the end of the text
     step_map: list[int]  # the forward pass that committed each of `canvas_ids`
     trace: Trace | None = field(default=None, repr=False)
-    timing: Timing | None = field(default=None, repr=False)  # there when asked for by `timed`
+    timing: Timing | None = field(default=None, repr=False)  # with `timed=True`
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without trace and timing."""

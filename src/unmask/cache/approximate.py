@@ -1,7 +1,7 @@
 """Caches for models that see both ways: keys and values of the whole canvas, a little out of date between refreshes.
 
 A refresh computes the whole canvas. Between refreshes `prefix` recomputes everything from the block on, `dual` the
-block alone; the rest is seen as it was last computed.
+block alone; a pass sees the rest of the canvas as it was last computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Approximate:
     kind: ClassVar[str]
 
     refresh: Refresh
-    first_decided: bool = True  # a refresh can be made to commit a block's first position: no mask token is proposed
+    first_decided: bool = True  # no mask token is proposed, so a refresh can commit a block's first position
 
     def plan(self, row: RowState, *, shifted: bool) -> RowPlan:
         if not self.refresh.due(row):
@@ -35,7 +35,7 @@ class Approximate:
         return self._part(row, shifted=shifted, begins=False)
 
     def _part(self, row: RowState, *, shifted: bool, begins: bool) -> RowPlan:
-        """A pass that is no refresh; `begins`: the first over the block."""
+        """The plan of a pass that is no refresh; `begins`: it is the first pass over the block."""
         start, end = self._recomputed(row)
         pinned = shifted and self._pins_first(row)
         if shifted and not pinned:  # the block's first position is predicted from the one before it
@@ -47,7 +47,7 @@ class Approximate:
     def _pins_first(self, row: RowState) -> bool:
         """Whether a shifted head leaves the block's first position to a refresh.
 
-        Later passes over the block then leave out the position before it, and could not predict it.
+        Later passes then do not compute the position before the block, from which its first position is predicted.
         """
         rule = self.refresh
         return self.first_decided and isinstance(rule, EveryBlocks) and row.block_index % rule.count == 0
@@ -58,7 +58,7 @@ class Approximate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix(Approximate):
-    """Keeps what lies before the block."""
+    """Reuses the keys and values before the block."""
 
     kind: ClassVar[str] = "prefix"
 
@@ -68,7 +68,7 @@ class Prefix(Approximate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dual(Approximate):
-    """Keeps what lies before the block and behind it."""
+    """Reuses the keys and values before the block and behind it."""
 
     kind: ClassVar[str] = "dual"
 

@@ -1,4 +1,4 @@
-"""When the cache of a row is computed anew: every so many blocks, or when its states have drifted too far."""
+"""When the cache of a row is refreshed: every few blocks, or when the row's states have drifted too far."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Refresh: TypeAlias = EveryBlocks | OnDrift
 class DriftStates:
     """The states of every cache slot at its last refresh.
 
-    Only open positions count: what was committed has changed by itself, but the state of a mask changes because its
-    context did. Everything stays on the device.
+    Only open positions count. The state of a committed position changes with its token; the state of a mask changes
+    only because its context does. Everything stays on the device.
     """
 
     def __init__(self, tolerated: float, *, slots: int, length: int) -> None:

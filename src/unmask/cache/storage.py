@@ -1,9 +1,9 @@
 """Memory for the keys and values of whole canvases, lent to generations and taken back.
 
 Knows nothing of blocks or policies: the kinds of cache say which positions to recompute. Keys are stored after the
-rotary embedding, which is the same as before it, since a position never moves, and spares a rotation per pass. A row
-keeps its slot from its first pass to its last, and storage is used again by later generations: what was captured in a
-CUDA graph must stay where it was.
+rotary embedding: a position never moves, so a stored key needs no second rotation. A row keeps its slot from its first
+pass to its last. Later generations use the same storage again, because a captured CUDA graph reads and writes it where
+it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unmask.device import on_device
 
-_POSITIONS = 256  # storage grows by so many: one for canvases of like length
+_POSITIONS = 256  # lengths are multiples of it, so that canvases of similar length fit one storage
 
 Layer: TypeAlias = tuple[Float[Tensor, "slots g length d"], Float[Tensor, "slots g length d"]]
 
@@ -30,14 +30,14 @@ class Storage:
     def __init__(self, *, rows: int, length: int, others: StoragePool | None = None) -> None:
         self.rows, self.length = rows, length
         self.layers: list[Layer] = []
-        self._others = others  # let go of where there is no room beside them
+        self._others = others  # its free storages are dropped if memory runs out
 
     @property
     def positions(self) -> int:
         return self.rows * self.length
 
     def allocate(self, *, n_layers: int, heads: int, width: int, like: Tensor) -> None:
-        """Make room, if that has not been done for a model of this dtype on this device."""
+        """Allocate the layers, unless there are layers of this dtype on this device already."""
         if self.layers and (self.layers[0][0].dtype, self.layers[0][0].device) == (like.dtype, like.device):
             return
         self.layers = []
@@ -69,7 +69,7 @@ class KVCache:
 
     @classmethod
     def new(cls, rows: int, length: int, device: torch.device | str = "cpu") -> KVCache:
-        """In a storage of its own."""
+        """A cache in a storage of its own."""
         return cls(Storage(rows=rows, length=length), range(rows), device)
 
     def rows(self) -> slice | Int[Tensor, " b"]:
@@ -113,10 +113,11 @@ class Lease:
 
 
 class StoragePool:
-    """Lends storage to generations, one at a time each.
+    """Lends storages, each to one generation at a time.
 
-    What is given back is kept, with all that was captured on it, while it takes no more room than the largest batch
-    does once more: a long canvas now and then must not cost the short ones their graphs.
+    Storages that are given back are kept, and with them the graphs captured on them. The oldest are dropped when a new
+    storage and the free ones would hold more than twice the positions of the largest: an occasional long canvas must
+    not cost the short ones their graphs.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class StoragePool:
         return StoragePool, ()  # a copy begins empty
 
     def borrow(self, rows: int, length: int) -> Storage:
-        """The smallest that is free and large enough, else a new one."""
+        """The smallest free storage that is large enough, else a new one."""
         with self._lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
@@ -148,7 +149,7 @@ class StoragePool:
         self._returned.append(storage)
 
     def clear(self) -> None:
-        """Let go of all that is free."""
+        """Drop all free storages."""
         with self._lock:
             self._returned.clear()
             self._free.clear()

@@ -45,7 +45,7 @@ class Call:
         return max(group.length for group in self.groups)
 
     def take_in(self, spec: ModelSpec) -> None:
-        """Let the newcomers of all groups join."""
+        """Let the newcomers of all groups join the next pass."""
         if any(group.newcomers for group in self.groups):
             for group in self.groups:
                 group.take_in(spec)
@@ -95,7 +95,7 @@ class Call:
         return self._plan
 
     def tokens(self) -> Int[Tensor, "b n"]:
-        """The canvases as the model gets them: no wider than the longest."""
+        """The canvases as the model gets them: as wide as the call is long."""
         return self._together([group.tokens for group in self.groups])
 
     def holes(self) -> Bool[Tensor, "b n"]:
@@ -123,13 +123,13 @@ class Batch:
 
     @property
     def stays(self) -> bool:
-        """Whether the next pass has the same rows, as far as is known before the result of this one."""
+        """Whether the next pass has the same rows, as far as the host knows before it reads the results."""
         return not self.reserved and not any(row.leaving for row in self.rows)
 
     def seal(self, scheduler: Scheduler) -> None:
         """Note which rows are abandoned, and reserve waiting requests for the room that is left."""
         for row in self.rows:
-            row.leaving = row.request.abandoned  # another thread may say so at any time
+            row.leaving = row.request.abandoned  # another thread may abandon it at any time
         self._reserve(scheduler)
 
     def admit(self, scheduler: Scheduler) -> None:
@@ -162,7 +162,7 @@ class Batch:
             self.reserved += scheduler.take(room, self._fits)
 
     def _fits(self, request: Request) -> bool:
-        """Whether there is, or may be, a storage for the request."""
+        """Whether a storage in use has room for the request, or another storage may be borrowed."""
         if request.plan.call_kind.cache == "none":
             return True
         return any(_holds(lease, request) for lease in self.leases) or len(self.leases) < _MOST_LEASES
@@ -174,9 +174,9 @@ class Batch:
         return Row(number=number, request=request, generator=generator)
 
     def _join(self, row: Row, *, rows: int, longest: int) -> None:
-        """Put a row into a group that takes it, of a call of its kind; each is made if there is none.
+        """Put a row into a group that takes it, within a call of its kind; make the group and the call if need be.
 
-        New storage has room for so many rows, each as long as the longest newcomer.
+        New storage has room for `rows` rows, each as long as the `longest` newcomer.
         """
         kind, request = row.plan.call_kind, row.request
         lease = None if kind.cache == "none" else self._lease_for(request, rows, longest)

@@ -22,12 +22,12 @@ class Canvas:
     seed: int = 0
     aligned: bool = False  # blocks are counted from position 0, not from the first mask
     holes: tuple[int, ...] = field(init=False)  # positions that were masks at the start
-    blocks: list[Span] = field(init=False)  # only those with a hole
+    blocks: list[Span] = field(init=False)  # only blocks with a hole
     step_map: dict[int, int] = field(init=False, default_factory=dict)  # position -> forward pass that committed it
     passes: int = field(init=False, default=0)
     block_index: int = field(init=False, default=0)
     block_step: int = field(init=False, default=0)  # passes already spent on the current block
-    stale: bool = field(init=False, default=True)  # what a cache holds of it is missing, or has drifted too far
+    stale: bool = field(init=False, default=True)  # what the cache holds of the row is missing, or has drifted too far
 
     def __post_init__(self) -> None:
         self.holes = tuple(position for position, token in enumerate(self.tokens) if token == self.mask_id)
@@ -115,7 +115,7 @@ class Canvas:
         return True
 
     def end_here(self, fill: int) -> None:
-        """Fill every open position with `fill` and stop; these positions were committed by no pass of their own."""
+        """Fill every open position with `fill` and stop; the step map gives these positions to the last pass."""
         for position in self.holes:
             if self.tokens[position] == self.mask_id:
                 self.tokens[position] = fill

@@ -1,11 +1,11 @@
 """From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the results.
 
 The guarantees: only open positions are committed; a row with open positions commits at least one, unless the policy
-lets it wait or all its proposals are masks; the mask token is never committed; only positions that this generation
-filled are opened again. Two more hold for a shifted head with a cache (`first_only` and `pin_first`; docs/engine.md
-says why).
+lets it wait or every token to commit is the mask token; the mask token is never committed; only positions that this
+generation filled are opened again. Two more hold for a shifted head with a cache (`first_only` and `pin_first`;
+docs/engine.md says why).
 
-The results are all that the host reads of a pass, traces apart.
+The host reads nothing of a pass but the results, and for traces the numbers of detail.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PassResult:
     waiting: bool  # the policy let the row idle on purpose
     drifted: bool  # the next pass must refresh the row's cache
     broken: bool  # an open position had no usable logits
-    goes_on: bool  # the block stays open and needs no refresh, so the next pass repeats the plan
+    goes_on: bool  # the block stays open and needs no refresh, so `Cache.plan_next` has the plan of the next pass
     error: UnmaskError | None = None  # why the policy could not decide
 
     @classmethod
@@ -72,7 +72,7 @@ class CommitInputs:
     first_only: Bool[Tensor, " b"] | None  # rows that commit their block's first position alone, by arg max
     pin_first: Bool[Tensor, " b"] | None  # rows whose block's first position must not be opened again
     mask_id: int
-    mask_allowed: bool  # the mask token may be proposed; such a position stays open, even if the row commits no other
+    mask_allowed: bool  # the mask token may be proposed; such a position stays open, even if the row then commits none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """The block loop: forward, decide, commit, record, retire, admit, until every request is decoded.
 
-The loop deals in token ids only, never text. A row is one request while it is decoded: it has its own blocks, random
-numbers and end, and joins when there is room. A batch consists of calls, the rows that one model call serves; a call of
-groups, the rows that one policy decides together. The runner runs passes on the device, which holds every row's tokens;
-after each pass the host's canvases are brought up to date.
+The loop deals in token ids; only a request knows when its text has ended. A row is one request while it is decoded: it
+has its own blocks, random numbers and end, and joins when there is room. A batch consists of calls, the rows that one
+model call serves. A call consists of groups, the rows that one policy decides together. The runner runs passes on the
+device, which holds every row's tokens. After each pass the host's canvases are brought up to date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unmask.types import StepEvent
 
 
 def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
-    """Decode all requests of the scheduler, also requests added meanwhile; one event per forward pass and row."""
+    """Decode all requests of the scheduler, also requests added meanwhile; yields one event per pass and row."""
     batch, usable = Batch(runner.model.spec, runner.model.device, runner.pool), True
     try:
         batch.admit(scheduler)
@@ -57,7 +57,7 @@ def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
 
 
 def _record(decided: GroupResult, results: list[PassResult], batch: Batch) -> list[StepEvent]:
-    """Write what the pass did to the canvases of a group; the events that tell of it."""
+    """Write the results of a pass to the canvases of a group; returns an event for each row."""
     events = [
         row.record(result, eos_id=batch.spec.eos_id, refreshed=refreshed)
         for row, result, refreshed in zip(decided.group.rows, results, decided.refreshed, strict=True)

@@ -46,7 +46,7 @@ class Pass:
             first = end
 
     def _part(self, group: Group, first: int, end: int) -> Pass:
-        """Some rows, no wider than their group needs."""
+        """The rows of one group, no wider than the group needs."""
         rows, window, found = slice(first, end), self.window.rows(first, end), self.prediction
         width, length, shadow, attention = window.at.shape[1], group.length, found.shadow_logits, found.attention
         prediction = Prediction(
@@ -91,7 +91,7 @@ def forward(model: MaskedLM, call: Call) -> Pass:
 
 
 def positions_to_predict(plan: PassPlan, window: Window) -> Int[Tensor, "b k"] | None:
-    """The columns of the window; None where these are just what the plan computes."""
+    """The positions of the window; None where the plan computes exactly these."""
     return None if plan.spans == list(window.blocks) else window.at
 
 
@@ -120,7 +120,7 @@ def drifted_rows(
 
 
 def _widened(prediction: Prediction, length: int, *, whole: bool) -> Prediction:
-    """Sequence tensors as wide as the call has ever been, so that a policy's state keeps its shape."""
+    """Sequence tensors as wide as the call, which stays so when rows leave: a policy's state keeps its shape."""
     logits, attention = prediction.logits, prediction.attention
     if whole and logits.shape[1] < length:
         logits = pad(logits, (0, 0, 0, length - logits.shape[1]))
@@ -130,7 +130,7 @@ def _widened(prediction: Prediction, length: int, *, whole: bool) -> Prediction:
 
 
 def _scales(call: Call, logits: Float[Tensor, "b k v"]) -> Float[Tensor, "b 1 1"] | float:
-    """How strongly each row is guided; one number where it is the same for all."""
+    """How strongly each row is guided; one number if all rows have the same."""
     scales = [row.plan.settings.cfg_scale for row in call.rows]
     if len(set(scales)) == 1:
         return scales[0]

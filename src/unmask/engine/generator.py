@@ -1,7 +1,7 @@
 """Text in, text out: what `unmask.load` returns.
 
-Turns prompts into requests, gives them to the loop and reads the results back as text. All decoding decisions are the
-loop's and the policy's; everything here is about names, defaults and what callers hear.
+Turns prompts into requests, gives them to the loop and reads the results back as text. Decides nothing about decoding:
+that is for the loop and the policy.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Generator:
         """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts.
 
         `batch_size` prompts are decoded at a time. `trace` records every pass, `timed` where the time goes. `on_step`
-        is called with every event, its row the number of the prompt; `on_output` with every output, in their order.
+        is called with every event, whose `row` is the number of the prompt; `on_output` with every output, in order.
         """
         prompts, single = as_batch(prompt)
         job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
@@ -130,7 +130,7 @@ class Generator:
         on_output: Callable[[Output], None] | None = None,
         **shorthand: Any,
     ) -> Output | list[Output]:
-        """Fill every mask in the text; the output's text and token ids are the whole of it, holes filled.
+        """Fill every mask in the text; the output has the whole text and its token ids, with the holes filled.
 
         Options are those of `generate`.
         """
@@ -166,7 +166,7 @@ class Generator:
         settings: Settings | None = None,
         **shorthand: Any,
     ) -> AsyncIterator[StreamEvent]:
-        """As `stream`, for `async for`; the model works in a thread, and leaving the loop ends the generation."""
+        """As `stream`, for `async for`; the model works in a thread. Leaving the `async for` ends the generation."""
         events = self.stream(prompt, policy=policy, settings=settings, **shorthand)
         pending: asyncio.Future[Any] | None = None
         try:
@@ -190,9 +190,9 @@ class Generator:
         settings: Settings | None = None,
         **shorthand: Any,
     ) -> Request:
-        """One prompt to continue, or one conversation to answer, for `decode`; what is wrong with it is said here.
+        """One prompt to continue, or one conversation to answer, for `decode`; raises if it cannot be decoded.
 
-        With a suffix, the text between prompt and suffix is asked for.
+        With a suffix, the text between prompt and suffix is decoded.
         """
         job = plan(self.model, policy, settings, shorthand)
         messages = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
@@ -203,9 +203,9 @@ class Generator:
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
         """Decode the scheduler's requests, also requests added meanwhile, until none is left.
 
-        There is one event per request and pass. The last event of a request has its output, or the reason why it could
-        not be decoded in `step.error`. The output of an abandoned request means nothing; a request that was abandoned
-        before it began has one event without a step. An error of the model or the device ends all requests.
+        There is one event per request and pass. The last event of a request has its output or, in `step.error`, the
+        reason why it could not be decoded. The output of an abandoned request means nothing; a request that was
+        abandoned before it began has one event without a step. An error of the model or the device ends all requests.
         """
         for pair in self._heard(scheduler, failing_alone=True):
             yield pair
@@ -214,7 +214,7 @@ class Generator:
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
-        """float32 logits of every position, aligned with positions, the mask token's untouched."""
+        """float32 logits of every position, aligned with positions; the mask token's logits are not suppressed."""
         tokens = token_rows(token_ids, self.spec.vocab_size, self.model.device)
         self._check_length(tokens.shape[1], 0)
         return self.model.predict(tokens).logits.float()
@@ -239,9 +239,9 @@ class Generator:
     ) -> None:
         """Do what the first requests would wait for: compile kernels, take memory, capture graphs.
 
-        For prompts of up to `prompt_tokens`, up to `batch_size` at a time, with these options; those of just that
-        length are the fastest. Longer ones work as well: what they need is captured as it comes up. Does nothing where
-        there is no CUDA device.
+        For prompts of up to `prompt_tokens`, up to `batch_size` at a time, with these options; prompts of exactly that
+        length are the fastest. Longer prompts work as well: their passes are captured as they come up. Does nothing
+        without a CUDA device, or where kernels are off.
         """
         for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
             if value < 1:
@@ -266,7 +266,7 @@ class Generator:
             )
 
     def _continuing(self, prompt: list[int], job: Plan, detail: Detail | None, suffix: Sequence[int] = ()) -> Request:
-        """A request for what follows the prompt, and stands before the suffix."""
+        """A request for the text between the prompt and the suffix."""
         if self.spec.mask_id in prompt or self.spec.mask_id in suffix:
             mask = self.codec.token_text(self.spec.mask_id)
             raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use infill")
@@ -301,7 +301,7 @@ class Generator:
         on_step: Callable[[StepEvent], None] | None,
         on_output: Callable[[Output], None] | None,
     ) -> list[Output]:
-        """Decode requests that have all been checked; the longest first, unless `on_output` waits for each."""
+        """Decode requests that have all been checked, the longest first; in their order if `on_output` is given."""
         if batch_size < 1:
             raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
         order = list(range(len(requests)))
@@ -333,7 +333,7 @@ class Generator:
         return [outputs[index] for index in range(len(requests))]
 
     def _heard(self, scheduler: Scheduler, *, failing_alone: bool = False) -> Iterator[tuple[Request, StreamEvent]]:
-        """Every event with its request; unless requests may fail alone, the first error is raised."""
+        """Every event with its request. Raises the first error, unless requests may fail alone."""
         for step in decode(scheduler, self._runner()):
             if step.error is not None and not failing_alone:
                 raise step.error
@@ -342,7 +342,7 @@ class Generator:
 
     def _new_trace(self, request: Request) -> Trace:
         canvas = request.canvas
-        # A continuation's own masks are not part of its prompt; those inside an infilled text are.
+        # The masks of a continuation are not part of its prompt; masks inside an infilled text are.
         prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues else canvas.tokens
         text = self.codec.decode(prompt, special=True)
         header = request.plan.header(self.model)
@@ -367,7 +367,7 @@ def _with_trace(output: Output, trace: Trace) -> Output:
 
 
 def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
-    """What to say when some of the requests failed; those before and after them were decoded."""
+    """The error to raise when some requests failed; all others were decoded."""
     index, error = min(errors.items())
     if count == 1:
         return error

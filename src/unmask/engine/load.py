@@ -1,4 +1,4 @@
-"""`unmask.load`: from a name to something that generates."""
+"""`unmask.load`: from a name to a Generator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load(
 ) -> Generator:
     """A generator for a checkpoint folder, a hub name, or a model that the package carries ('tiny', 'toy').
 
-    device:   'cuda', 'mps' or 'cpu'; default the best there is.
+    device:   'cuda', 'mps' or 'cpu'; default CUDA if there is one, else MPS, else the CPU.
     dtype:    'float32', 'bfloat16' or 'float16'; default float32 on CPU and MPS, the checkpoint's own on CUDA.
     quantize: 'fp8' or 'int8' keeps the weights of the blocks in 8 bits with one scale for each output; embedding, head
               and all computation stay in the dtype. Half the memory of bfloat16; faster on CUDA only.

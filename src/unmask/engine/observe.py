@@ -23,7 +23,7 @@ class WindowState:
     """What stands in a window before a pass, and how much of each row is open."""
 
     masked: Bool[Tensor, "b k"]  # open
-    tokens: Int[Tensor, "b k"]  # -1 outside a narrow block
+    tokens: Int[Tensor, "b k"]  # -1 in columns outside the row's block
     decoded: Bool[Tensor, "b k"]  # filled earlier in this generation
     remaining: Int[Tensor, " b"]  # masks left in the row
 
@@ -53,12 +53,12 @@ class Observed:
 
     view: StepView
     state: WindowState
-    logits: Float[Tensor, "b k v"]  # before temperature, with end-of-text wherever the settings allow it
+    logits: Float[Tensor, "b k v"]  # before temperature, and before `confidence_eos_eot_inf`
     greedy: bool  # the proposed tokens are the likeliest
 
     def broken(self) -> Bool[Tensor, " b"]:
         """Rows with an open position whose logits are NaN, or all -inf."""
-        # The largest logit, NaN if there is one: that of the proposed token, unless it was drawn.
+        # The largest logit, or NaN if a logit is NaN. A greedy proposal has it; a drawn token may have another.
         proposed = self.view.proposed[..., None]
         largest = self.logits.gather(-1, proposed).squeeze(-1) if self.greedy else self.logits.amax(-1)
         usable = largest.abs() < torch.inf  # as isfinite says, in fewer launches
@@ -127,13 +127,13 @@ class Observer:
     def _dtype(self, logits: Float[Tensor, "b k v"]) -> torch.dtype:
         if self.settings.reference_dtype:
             return widest_float(logits.device) if self.spec.convention == "llada" else logits.dtype
-        # Kernels widen half precision as they read it, which is exact; what is drawn from must not be rounded to it.
+        # Kernels widen half precision as they read it, which is exact. Logits to draw from must not be rounded to it.
         as_it_comes = self.settings.temperature == 0.0 and logits.dtype in _HALF and kernels_on(logits.device)
         return logits.dtype if as_it_comes else torch.float32
 
 
 def _without(logits: Float[Tensor, "b k v"], tokens: list[int]) -> Float[Tensor, "b k v"]:
-    """These very logits, in which the tokens can no longer be proposed."""
+    """The same tensor, changed in place so that these tokens cannot be proposed."""
     for token in tokens:
         logits[..., token] = -torch.inf
     return logits

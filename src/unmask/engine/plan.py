@@ -1,4 +1,4 @@
-"""What a call asked for, with every default filled in and everything checked: the plan of a request."""
+"""The plan of a request: the options that the caller gave, with every default filled in and everything checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
 _OF_BATCHES = ("trace", "batch_size", "timed", "on_step", "on_output")
-# What each row has for itself, so that requests which differ in it may be decided together.
+# Settings that each row has for itself: requests that differ only in these may be decided together.
 _OWN = ("max_tokens", "block_size", "seed", "cache", "refresh", "stop", "stop_token_ids", "early_stop", "cfg_scale")
 
 
@@ -40,7 +40,7 @@ class CallKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A resolved request: nothing in it is left to default."""
+    """The options of a request, resolved: nothing is left to default."""
 
     policy: Policy
     settings: Settings
@@ -84,12 +84,12 @@ class Plan:
         return self.settings.with_(**{item.name: item.default for item in fields(Settings) if item.name in _OWN})
 
     def ending(self, codec: TextCodec) -> Ending:
-        """Where its texts end."""
+        """What ends the text of a request with this plan."""
         ids = self.spec.end_ids | frozenset(self.settings.stop_token_ids)
         return Ending(token_ids=ids, strings=self.settings.stop, codec=codec)
 
     def header(self, model: MaskedLM) -> dict[str, Any]:
-        """What a trace says about how it came to be."""
+        """What a trace says about how it was made."""
         header: dict[str, Any] = {
             "schema": SCHEMA,
             "model": model.spec.name,

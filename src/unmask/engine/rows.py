@@ -21,7 +21,7 @@ from unmask.models.base import ModelSpec
 from unmask.policies import most_commits, name_of, remasks
 from unmask.types import Commit, StepEvent
 
-_WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths are met
+_WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths occur
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -32,8 +32,8 @@ class Row:
     request: Request
     generator: torch.Generator
     slot: int = 0  # of its call's storage
-    idle: int = 0  # passes in a row that committed no more than they took back
-    leaving: bool = False  # it was abandoned when the pass was sealed
+    idle: int = 0  # consecutive passes that committed no more positions than they opened again
+    leaving: bool = False  # the request was abandoned before the pass was sealed
     done: bool = False
 
     @property
@@ -45,7 +45,7 @@ class Row:
         return self.request.plan
 
     def record(self, result: PassResult, *, eos_id: int, refreshed: bool) -> StepEvent:
-        """Note on the canvas what a pass did; the event that tells of it."""
+        """Write the result of a pass to the canvas; returns the event."""
         canvas = self.canvas
         step, block = canvas.passes, canvas.block
         error = self._error(result)
@@ -68,7 +68,7 @@ class Row:
         )
 
     def _error(self, result: PassResult) -> UnmaskError | None:
-        """Why the row cannot be decoded to its end."""
+        """Why the row cannot be decoded to its end; None if it can go on."""
         canvas, policy, committed = self.canvas, self.plan.policy, len(result.committed)
         if result.error is not None:
             return result.error
@@ -93,7 +93,7 @@ class Group:
         self.rows: list[Row] = []
         self.newcomers: list[Row] = []  # not on the device yet
         self.state: Any = None
-        self.length = 0  # of the longest canvas it has had, so that a policy's state keeps its shape
+        self.length = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
         self.tokens: Int[Tensor, "b n"] = torch.empty(0, 0, dtype=torch.long, device=device)
         self.holes: Bool[Tensor, "b n"] = self.tokens.bool()
 
@@ -107,7 +107,7 @@ class Group:
         return same and self.state is None
 
     def take_in(self, spec: ModelSpec) -> None:
-        """Put the newcomers behind the rows that are there."""
+        """Append the newcomers to the rows and to the tensors of the group."""
         rows, self.newcomers = self.newcomers, []
         if not rows:
             return
@@ -117,12 +117,12 @@ class Group:
         width = -(-self.length // _WIDTHS) * _WIDTHS
         padded = [row.canvas.tokens + [spec.eos_id] * (width - row.canvas.length) for row in rows]
         added = on_device(torch.tensor(padded, dtype=torch.long), device)
-        wider = (0, width - self.tokens.shape[1])  # narrower, if that is below zero
+        wider = (0, width - self.tokens.shape[1])  # negative: the tensors become narrower
         self.tokens = torch.cat([pad(self.tokens, wider, value=spec.eos_id), added])
         self.holes = torch.cat([pad(self.holes, wider), added == spec.mask_id])
 
     def retire(self) -> list[Row]:
-        """Forget the rows that are done, and give them back."""
+        """Remove the rows that are done, and return them."""
         done = [row for row in self.rows if row.done]
         if not done:
             return []

@@ -1,8 +1,8 @@
 """How passes are run: the plain way, on every device.
 
 In every pass the loop calls `forward` for every model call, `decide` for every group, `read` once and `begin` once. The
-runner of `engine/cuda` gives the same tokens, and begins the next pass before the host has read the results of this
-one.
+runner of `engine/cuda` gives the same tokens. Where it can, it begins the next pass before the host has read the
+results of this one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Runner(Protocol):
         ...
 
     def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
-        """Bring the results of all rows of all groups to the host in one copy; perhaps launch the next pass before."""
+        """Bring the results of all rows of all groups to the host in one copy; may launch the next pass."""
         ...
 
     def begin(self, batch: Batch) -> None:
@@ -68,7 +68,7 @@ class Runner(Protocol):
         ...
 
     def close(self, *, usable: bool) -> None:
-        """End the loop; not `usable`: a pass failed, and nothing that it left may be used again."""
+        """End the loop; not `usable`: a pass failed, and nothing that it has written may be used again."""
         ...
 
 
@@ -96,7 +96,7 @@ class PlainRunner:
     def decide_and_commit(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], TraceNumbers | None]:
         """The table of results, and the numbers of a trace. The group gets its new tokens and state."""
         generators = [row.generator for row in group.rows]
-        most_open = max(row.canvas.open_in_block() for row in group.rows)  # known on the host; it saves a rule work
+        most_open = max(row.canvas.open_in_block() for row in group.rows)  # known on the host; saves a rule work
         observed = group.observer(done.prediction, done.window, group.tokens, group.holes, generators, most_open)
         decision, group.state = self.select(group, observed.view)
         inputs = CommitInputs(

@@ -1,7 +1,7 @@
-"""Which token to propose for each open position; which positions to commit is the policy's business.
+"""Which token to propose for each open position. The policy decides which positions to commit.
 
-Both families draw from softmax(logits / temperature), narrowed by top-p and top-k. They differ in what the policy
-then sees: LLaDA scores the plain distribution, Dream the one that was drawn from.
+Both conventions draw from softmax(logits / temperature), narrowed by top-p and top-k. They differ in what the policy
+then sees: with LLaDA's the plain distribution, with Dream's the distribution that the token was drawn from.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def propose(
 ) -> tuple[Int[Tensor, "b k"], Float[Tensor, "b k v"]]:
     """A token for every position, and the logits it was drawn from.
 
-    Noise is drawn row by row for the row's own block, so that a row's tokens do not depend on its neighbours.
+    Noise is drawn row by row for the row's own block, so that a row's tokens do not depend on the other rows.
     """
     if settings.temperature == 0.0:
         return best_token(logits), logits

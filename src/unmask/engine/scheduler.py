@@ -1,7 +1,7 @@
 """Requests, and which one is next: the only way into the loop, for every surface.
 
-First come, first served. A request waits only while every row is taken, or while its canvas is longer than the storages
-in use and the batch may not take another. Knows nothing of threads or clients.
+First come, first served. The first request waits while every row is taken, or while it needs a cache, no storage in use
+has room for it, and the batch may not borrow another. Knows nothing of threads or clients.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from unmask.types import Output, StepEvent, StreamEvent
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """One text to decode, checked and ready to begin, once."""
+    """One text to decode, checked and ready to begin. It can be decoded once."""
 
     canvas: Canvas
     plan: Plan
-    ending: Ending | None = None  # None: the canvas is filled, and nothing is said of its text
-    infills: bool = False  # the whole text is asked for, not what continues a prompt
+    ending: Ending | None = None  # what ends the text; None: the canvas is filled, and has no text
+    infills: bool = False  # the output has the whole text, not only what continues a prompt
     detail: Detail | None = None  # what its events say beyond the commits
-    abandoned: bool = False  # leaves the batch after the pass under way, or never joins one; set from any thread
+    abandoned: bool = False  # its row leaves after the pass under way, or it never joins; set from any thread
     _text: TextStream | None = field(init=False, default=None)
 
     def abandon(self) -> None:
         self.abandoned = True
 
     def ended(self) -> bool:
-        """Whether the text is complete, though the canvas is not, and decoding may stop there."""
+        """Whether decoding may stop before the canvas is filled, because the text is complete."""
         if not self.plan.settings.early_stop or self.ending is None:
             return False
         return is_complete(self.canvas, self.ending)
@@ -46,7 +46,7 @@ class Request:
         return infilled(self.canvas, self.ending) if self.infills else continued(self.canvas, self.ending)
 
     def stream(self, step: StepEvent) -> StreamEvent:
-        """What a pass has made certain of the text."""
+        """The event of a pass, with the text that has become certain."""
         assert self.ending is not None
         self._text = self._text or TextStream(ending=self.ending)
         finished = self.canvas.finished and step.error is None
@@ -56,7 +56,7 @@ class Request:
 
 
 class Scheduler:
-    """The line of requests that wait, and the rows there are for them."""
+    """The line of waiting requests, and how many rows are decoded at a time."""
 
     def __init__(self, requests: Iterable[Request] = (), *, rows: int = 8) -> None:
         if rows < 1:
@@ -64,7 +64,7 @@ class Scheduler:
         self.rows = rows
         self.line: deque[Request] = deque(requests)  # other threads may add to its right end
         self.dropped: deque[Request] = deque()  # abandoned while they waited
-        self.running: dict[int, Request] = {}  # by the number of the row, until its end has been told
+        self.running: dict[int, Request] = {}  # by the number of the row, until its last event
         self._count = 0
 
     def take(self, room: int, fits: Callable[[Request], bool]) -> list[tuple[int, Request]]:

@@ -22,18 +22,18 @@ class Ending:
     codec: TextCodec
 
     def cut(self, ids: list[int]) -> tuple[list[int], str, bool]:
-        """The ids and the text before the end, and whether there was one."""
+        """The ids and the text before the end, and whether the text has an end."""
         kept = next((ids[:index] for index, token in enumerate(ids) if token in self.token_ids), ids)
         text = self.codec.decode(kept)
         found = [(place, string) for string in self.strings if (place := text.find(string)) >= 0]
         if not found:
             return kept, text, len(kept) < len(ids)
-        # The one that is complete first, as in a stream, which cannot wait for a longer one that began earlier.
+        # The string that is complete first: a stream cannot wait for a longer string that began earlier.
         end, _ = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
         return kept[: self._tokens_within(kept, end)], text[:end], True
 
     def _tokens_within(self, ids: list[int], characters: int) -> int:
-        """How many tokens, at most, the first so many characters of the text hold."""
+        """The largest number of leading tokens whose text is no longer than so many characters."""
 
         def length(n: int) -> int:
             return len(self.codec.decode(ids[:n]))
@@ -76,8 +76,8 @@ class TextStream:
 
 
 def is_complete(canvas: Canvas, ending: Ending) -> bool:
-    """Whether the finished blocks of a continuation have its whole text."""
-    # What lies behind a hole in the middle of a text is still wanted, whatever the hole was filled with.
+    """Whether the finished blocks of a continuation hold its whole text."""
+    # In an infilled text, an end-of-text token within a hole does not end the text behind the hole.
     return canvas.continues and ending.cut(canvas.prefix(whole_blocks=True))[2]
 
 

@@ -1,7 +1,7 @@
 """Where the time of each row goes: in the model, in the policy, in everything else.
 
-A pass is shared equally by the rows that were in it, so the rows' times add up to the time of the batch. The device is
-waited for before the clock is read, which costs a little: decoding is timed only when that is asked for.
+The time of a pass is shared equally by its rows, so the rows' times add up to the time of the batch. The host waits for
+the device before it reads the clock, which costs a little, so decoding is not timed by default.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from unmask.engine.canvas import Canvas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The blocks side by side, as wide as the widest; a narrower one repeats its last position, outside."""
+    """The current blocks side by side, as wide as the widest. A narrower block repeats its last position."""
 
     blocks: tuple[Span, ...]
     at: Int[Tensor, "b k"]  # absolute position of every column
@@ -27,7 +27,7 @@ class Window:
 
     @classmethod
     def over(cls, canvases: list[Canvas], device: torch.device) -> Window:
-        # By the host, and copied once: the device may have nothing to do until this is there.
+        # Made on the host and copied once: the device may have nothing to do until the window arrives.
         blocks = tuple(canvas.block for canvas in canvases)
         rows, width = len(blocks), max(end - start for start, end in blocks)
         bounds = np.array(blocks)

@@ -2,7 +2,7 @@
 
 A model predicts every masked position of a canvas at once. What is particular about a family (a shifted head, the
 sampling convention, special tokens, block-causal attention) is said in its ModelSpec or hidden behind `predict`. The
-engine never asks for the family.
+engine uses the family's name only for presets and messages.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Prediction:
 
 @runtime_checkable
 class MaskedLM(Protocol):
-    """A model the engine can decode with. Its class may also have `capabilities`: see `capabilities_of`."""
+    """A model that the engine can decode with. Its class may also have `capabilities`: see `capabilities_of`."""
 
     spec: ModelSpec
 

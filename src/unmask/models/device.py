@@ -1,4 +1,4 @@
-"""The devices that a model can be on: choosing one, and calling it by its name."""
+"""The device that a model is on: choosing it, and its maker's name for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unmask.errors import UnmaskError
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, if it is there, or the best one."""
+    """The device asked for, if it is there; by default CUDA, else MPS, else the CPU."""
     if device is None:
         best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(best)

@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 
 class LayerOps:
-    """What is done with a layer's weights."""
+    """The operations of a layer on its weights."""
 
     def add_norm(self, x: Tensor, update: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         """The sum, and its norm."""

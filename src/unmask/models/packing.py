@@ -20,15 +20,15 @@ from unmask.device import on_device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Where the positions of a padded batch are, and where they belong."""
+    """To which row and position each packed place belongs, and where the positions of each row are packed."""
 
     row: Int[Tensor, " positions"]
-    position: Int[Tensor, " positions"]  # in its row; -1: of none
-    rows: Int[Tensor, "3 b"]  # the first position of each row, how many there are of it, and where the first is packed
+    position: Int[Tensor, " positions"]  # in its row; -1: the place belongs to no row
+    rows: Int[Tensor, "3 b"]  # of each row: its first position, its number of positions, where the first is packed
 
     @classmethod
     def of(cls, spans: list[Span], count: int, device: torch.device) -> Packing:
-        """The spans in `count` places, which are enough for them."""
+        """The spans, packed into `count` places; there are at least as many places as positions."""
         # Made on the host and copied once: the device has nothing to do until this arrives. Made with numpy, because
         # torch would wake its threads, which can take milliseconds.
         first, sizes = [first for first, _ in spans], [end - first for first, end in spans]
@@ -63,5 +63,5 @@ class Packing:
     def places(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
         """Where some positions of each row are packed. One outside the row's span counts as its first or last one."""
         column = torch.minimum((at - self.rows[0, :, None]).clamp(min=0), (self.sizes[:, None] - 1).clamp(min=0))
-        # A row without positions has none, and gets another's.
+        # A row without positions gets a place of another row.
         return (self.starts[:, None] + column).clamp(max=self.row.shape[0] - 1)

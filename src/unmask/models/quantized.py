@@ -29,8 +29,8 @@ _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 _GRAIN = 64
 # Outputs whose weights are in float32 at a time while they are quantised.
 _PIECE = 256
-# Above this many rows it is faster to widen the weights and leave the product to the vendor's library. Below, down to
-# about 64, neither is as fast as weights that are wide already.
+# Above this many rows it is faster to widen the weights and leave the product to the vendor's library. With fewer, down
+# to about 64, either way is slower than weights that are wide already.
 FEW_ROWS = 256
 
 
@@ -127,7 +127,7 @@ class QuantizedLinear(nn.Module):
 
 
 def bytes_to_load(model: nn.Module, quantize: str | None) -> int:
-    """Memory that it takes to load a model; quantised: what stays, and one block that is not quantised yet."""
+    """Memory to load a model: with `quantize`, the quantised model and one block that is not quantised yet."""
     needed = _bytes(model)
     if quantize is None:
         return needed

@@ -30,7 +30,7 @@ class Rotary(nn.Module):
         return self.table
 
     def _tabulate(self, length: int, device: torch.device) -> Float[Tensor, "2 n d"]:
-        # The table outlives this call, so it must not be born as an inference tensor, which no gradient may pass.
+        # The table outlives this call, so it must not be an inference tensor, which gradients cannot pass.
         with torch.inference_mode(False):
             exponents = torch.arange(self.pairs, dtype=torch.float32, device=device) / self.pairs
             angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] / self.theta**exponents

@@ -1,7 +1,7 @@
 """A deterministic stand-in for a masked diffusion model: no weights, no download, the same answers everywhere.
 
 It recites one sentence after any prompt. A letter is more certain once its neighbours are committed, and some letters
-are wrong until the letter on their left is. So the order of commits matters, as with a real model.
+are wrong until the letter on their left is committed. So the order of commits matters, as with a real model.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape = shape
         self.spec = spec
-        self.shift = int(spec.shifted)  # the state that predicts a position stands so far before it
+        self.shift = int(spec.shifted)  # the state that predicts a position stands this far before it
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.rotary = Rotary(shape.head_width, shape.rope_theta)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))

@@ -24,9 +24,9 @@ from unmask.types import Decision, StepView
 class Policy(Protocol):
     """Anything that selects positions; if it has parameters, a frozen dataclass whose fields they are.
 
-    It may also say `needs`, `remasks` and `pure`, as in `Base`. One that needs attention says which layers' maps are
-    averaged: `attention_layers(n_layers) -> range`. One that knows how many positions it may commit in a pass before it
-    has seen the logits says so: `most_commits(open_now, step) -> int` (see `most_commits` below).
+    It may also define `needs`, `remasks` and `pure`, as in `Base`. A policy that needs attention says which layers'
+    maps are averaged: `attention_layers(n_layers) -> range`. A policy that can bound the commits of a pass before it
+    sees the logits says so: `most_commits(open_now, step) -> int` (see `most_commits` below).
 
     State is None or a frozen dataclass of tensors that lead with `b`; it lives as long as the generation, and a policy
     that starts afresh in each block does so in the rows where `view.step == 0`.
@@ -41,7 +41,7 @@ class Base(Policy):
     """What holds for a policy unless it says otherwise."""
 
     __slots__ = ()
-    # Parameters come from people: the policy's own checks must be the first to speak, also where types are checked.
+    # Users set parameters: a wrong value must reach the policy's own checks, not a run-time type checker.
     __no_type_check__ = True
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
@@ -68,7 +68,7 @@ def get(name: str, **params: Any) -> Policy:
 
 
 def names() -> list[str]:
-    """Every installed policy, other people's included."""
+    """Every installed policy, plug-ins included."""
     return registry.names()
 
 
@@ -93,7 +93,7 @@ def describe(policy: Policy) -> dict[str, Any]:
 
 
 def needs_of(policy: object) -> frozenset[str]:
-    """What the policy must see beyond the logits of its block; one that does not say needs nothing."""
+    """What the policy must see beyond the logits of its block; a policy without `needs` needs nothing."""
     needs = frozenset(getattr(policy, "needs", ()))
     for need in needs - NEEDS:
         raise UnknownName("need of a policy", need, sorted(NEEDS))
@@ -106,7 +106,7 @@ def remasks(policy: object) -> bool:
 
 
 def is_pure(policy: object) -> bool:
-    """Whether the policy says that its decisions can be captured in a CUDA graph."""
+    """Whether a CUDA graph can capture the policy's decisions: it says so, and is hashable."""
     return _speaks_of(policy, "pure", "select", "score") and bool(getattr(policy, "pure", False)) and _hashable(policy)
 
 
@@ -122,7 +122,7 @@ def most_commits(policy: object, open_now: int, step: int) -> int:
 
 
 def _speaks_of(policy: object, name: str, *methods: str) -> bool:
-    """Whether what a policy says under a name holds for its methods: a class that overrides them must say it again."""
+    """Whether the policy's attribute holds for these methods: a class that overrides one must define it again."""
     order = type(policy).__mro__
     says, *does = (
         next((place for place, kind in enumerate(order) if found in vars(kind)), len(order))
@@ -140,7 +140,7 @@ def _hashable(value: object) -> bool:
 
 
 def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
-    """What the policy answers, and its new state; an error that names it if that is no answer."""
+    """The policy's decision and its new state; an error that names the policy if it gives anything else."""
     name = name_of(policy)
     try:
         answer = policy.select(view, state)
@@ -165,7 +165,7 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
 
 
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
-    """The policy's commits, clipped to the open positions; an open row with none gets its best-scored open position."""
+    """The policy's commits at open positions; a row with none commits its best-scored open one, unless it waits."""
     commit = decision.commit & masked
     if masked.shape[1] == 0:
         return commit

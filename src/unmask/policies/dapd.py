@@ -27,7 +27,8 @@ from unmask.types import Decision, StepView
 class Dapd(Base):
     """Commit positions by confidence times degree, each unless it depends on one taken before (DAPD).
 
-    'staged' adds every confident position once half of the generation is decoded; 'direct' takes certain ones aside.
+    'staged' adds every confident position once half of the generation is decoded; 'direct' adds certain positions,
+    which take no part in conflicts.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})

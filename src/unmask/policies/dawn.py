@@ -1,7 +1,8 @@
 """Dependency-aware decoding: DAWN.
 
-A graph of dependence, read from the attention of the last layers, relaxes the threshold next to settled positions and
-keeps coupled positions of middling confidence apart. The threshold of a confident position, 0.9, is DAWN's constant.
+A graph of dependence, read from the attention of the last layers, relaxes the threshold of positions that depend on
+an anchor, and keeps coupled positions of middling confidence apart. The threshold of a confident position, 0.9, is
+DAWN's constant.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Dawn(Base):
     ) -> Bool[Tensor, "b k n"]:
         """Which positions each position of the block depends on: strong attention, to anything but a sink.
 
-        That a position may depend on itself is without effect: none is both undecided and settled.
+        That a position may depend on itself has no effect: no position is both free and settled.
         """
         received = attention.sum(1, dtype=widest_float(attention.device)) / length[:, None]
         sink = received.to(attention.dtype) > self.tau_sink
@@ -78,7 +79,7 @@ class Dawn(Base):
 
 
 def _anchors(view: StepView, sequence_logits: Float[Tensor, "b n v"]) -> Bool[Tensor, "b n"]:
-    """Settled positions up to the end of the block which the model is still sure of, whatever token stands there."""
+    """Closed positions up to the end of the block where the model is confident of a token, even of another one."""
     column = torch.arange(sequence_logits.shape[1], device=view.start.device) - view.start[:, None]
     columns = view.masked.shape[1]
     width = columns if view.tokens is None else (view.tokens != -1).sum(-1, keepdim=True)

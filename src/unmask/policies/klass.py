@@ -27,7 +27,7 @@ EPSILON = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The logits of the pass before, from which its distributions follow exactly in less memory, and the latest KLs."""
+    """The latest KL divergences, and the logits of the pass before: smaller than its distributions, which they give."""
 
     logits: Float[Tensor, "b n v"]
     divergence: Float[Tensor, "b n h"]
@@ -45,7 +45,7 @@ class Klass(Base):
     kl: float = 0.015
     history: int = 2
     convention: str = "llada"
-    passes: int | None = None  # per block; how many to commit when none is ready, one by default
+    passes: int | None = None  # per block: sets how many to commit when none is ready; None: one
 
     def __post_init__(self) -> None:
         check_number(self, "confidence", within="(0, 1]")

@@ -1,4 +1,4 @@
-"""What is installed, for people: names, parameters, one sentence each. A plug-in that fails to import says so."""
+"""The installed policies as users see them: name, parameters, one sentence, or why a plug-in cannot be imported."""
 
 from __future__ import annotations
 

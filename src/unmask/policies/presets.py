@@ -22,7 +22,7 @@ DEFAULTS = {"max_tokens": 256, "block_size": 32, "cache": "none"}
 
 TASKS = {"gsm8k": 0, "math": 1, "math500": 1, "humaneval": 2, "mbpp": 3}
 
-# Family -> words by which a checkpoint's name gives it away. The embedded models are of LLaDA's make.
+# Family -> words by which it is known in a checkpoint's name. The embedded models belong to LLaDA's family.
 FAMILIES = {"llada": r"llada|^(toy|tiny)$", "dream": r"dream|diffucoder", "sdar": r"sdar|trado"}
 # Checkpoints of a family that have rows of their own, by the word in their names.
 CHECKPOINTS = {"llada": "1.5", "dream": "base"}
@@ -82,7 +82,7 @@ def resolve_settings(
     task: str | None = None,
     recommended: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings with nothing left open: what is `given`, then what is `recommended`, the preset's, and our defaults.
+    """Settings with nothing left open: a `given` value, else the `recommended` one, the preset's, or our default.
 
     `recommended` comes from the task or the checkpoint. Its cache is left out for a policy that cannot use one. A value
     of None counts as not given.
@@ -121,7 +121,7 @@ def _row(table: dict[str, dict[str, dict[str, Any]]], name: str, model: str, tas
 
 
 def _family_and_checkpoint(model: str) -> tuple[str, str]:
-    """The family, and the row of its own that the checkpoint may have; a path's last telling part decides."""
+    """The family, and the name of the checkpoint's row; the last part of a path that names a family decides."""
     for part in reversed(re.split(r"[/\\]+", model.lower())):
         for family, words in FAMILIES.items():
             if re.search(words, part):

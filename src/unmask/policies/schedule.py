@@ -22,7 +22,7 @@ SCHEDULES = ("even", "dream")
 
 
 def even_count(view: StepView, passes: int) -> Int[Tensor, " b"]:
-    """Commits of this pass when a block is spread over `passes`, larger shares first; in the last, all that is left."""
+    """Commits of this pass when a block is spread over `passes`, larger shares first; the last commits the rest."""
     passes_left = (passes - view.step).clamp(min=1)
     return (view.masked.sum(-1) + passes_left - 1) // passes_left
 
@@ -39,7 +39,7 @@ def dream_odds(view: StepView, passes: Int[Tensor, " b"]) -> tuple[Int[Tensor, "
 def dream_count(view: StepView, passes: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
     """Dream's share of the masks, truncated: 0, 1, ..., 1, 2 with as many passes as masks.
 
-    Whole numbers keep the truncation exact; just below and above 1 is where the schedule lives.
+    Whole numbers keep the truncation exact: most shares are just below or just above 1.
     """
     numerator, denominator = dream_odds(view, passes)
     return numerator * view.masked.sum(-1) // denominator
@@ -73,7 +73,7 @@ class Scheduled(Base):
         return self.schedule == "dream" and self.passes is None
 
     def most_commits(self, open_now: int, step: int) -> int:
-        """Of a row with so many open positions, after so many passes over the block."""
+        """The most commits of a pass in a row with `open_now` open positions, after `step` passes over the block."""
         if self.schedule == "dream":
             return open_now
         return self.tokens_per_pass if self.passes is None else -(-open_now // max(1, self.passes - step))

@@ -28,7 +28,7 @@ def probability_gap(view: StepView) -> Float[Tensor, "b k"]:
 
 
 def eligible(view: StepView) -> Bool[Tensor, "b k"]:
-    """Open positions but those to be committed last, whose proposed token has been ruled out by a logit of -inf."""
+    """Open positions whose proposed token can occur. The others, with a logit of -inf, are to be committed last."""
     return can_occur(view.proposed, view.logits, view.masked)
 
 

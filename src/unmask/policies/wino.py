@@ -1,7 +1,8 @@
 """Draft generously, verify, and take back: WINO.
 
 The verdict on a decoded token comes from a shadow of the block, where each position is predicted without seeing its own
-token. What WINO leaves constant is constant here: 0.7 of the masks, between 5 and 20, and 30 before the first pass.
+token. WINO's constants are constants here: a pass drafts at most 0.7 of the masks, and that bound lies between 5 and
+20; the first pass over a block acts as if 30 positions had been committed before it.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Wino(Base):
         allowance = torch.full_like(count, FIRST_ALLOWANCE)
         if state is not None:
             allowance = torch.where(view.step == 0, allowance, state.count)
-        # Fewer than the pass before committed, and none after a single commit: so the block is bound to fill.
+        # A pass opens fewer positions than the pass before committed, and none if it commits one: the block must fill.
         remask = self._doubtful(view, allowance - 1) & (count > 1)[:, None]
         return Decision(commit=commit, score=score, remask=remask), Drafted(count)
 
     def _doubtful(self, view: StepView, at_most: Int[Tensor, " b"]) -> Bool[Tensor, "b k"]:
-        """Decoded positions, the least likely first, whose tokens the shadow does not confirm."""
+        """The decoded positions, `at_most` and the least likely first, whose tokens the shadow does not confirm."""
         shadow = require(view, "shadow", "wino")
         if view.tokens is None:  # then nothing is known to have been decoded
             return torch.zeros_like(view.masked)

@@ -77,9 +77,9 @@ def top2_probabilities(
 
 
 def aligned(values: Tensor) -> Tensor:
-    """The values with zeros behind them where every row's sum would else be rounded in a way of its own.
+    """The values, on a CUDA device padded with zeros so that every row begins at a multiple of `_TOGETHER` values.
 
-    On a CUDA device that depends on where in memory a row begins, and identical rows must tie.
+    There the rounding of a row's sum depends on where in memory the row begins, and identical rows must tie.
     """
     missing = -values.shape[-1] % _TOGETHER if values.is_cuda else 0
     return pad(values, (0, missing)) if missing else values

@@ -7,7 +7,7 @@ if its own margin outweighs the repulsion of all positions that are likely to be
     margin     c_i  = log p_i(best) - log p_i(second best)
     overlap    D~ij = 1 - JSD(p_i, p_j) / ln 2,   D~ii = 0,   then  D = D~ / max D~
     field      h    = c,  then R times  h_i = c_i - sum over j of D_ij sigmoid(h_j)
-    intensity  q    = sigmoid(h);  commit where q >= threshold, and if that is nowhere, where h is largest
+    intensity  q    = sigmoid(h);  commit where q >= threshold; if that is nowhere, where h is largest
 
 `mean_field_commit` in rules/commit.py checks the arguments and, where it knows how many positions are open, leaves the
 others out.

@@ -43,7 +43,7 @@ def check_tensors(logits: Tensor, masked: Tensor) -> None:
 
 
 def check_rows(logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]) -> None:
-    """Raise if an open position is no distribution."""
+    """Raise if the logits of an open position are no distribution: with NaN or +inf, or all -inf."""
     best = logits.amax(-1)
     bad = masked & ~best.isfinite()
     if not bad.any():

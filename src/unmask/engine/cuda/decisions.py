@@ -1,7 +1,7 @@
-"""What happens between a prediction and the host's read of it, captured as CUDA graphs: dozens of small launches.
+"""Decisions captured as CUDA graphs: the dozens of small launches between a prediction and the host's read become one.
 
-Captured decisions live as long as the storage pool of the generator that decodes, and serve every generation with the
-same policy and settings.
+Captured decisions live as long as the generator's storage pool, and serve every generation with the same policy and
+settings.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from unmask.models.kernels.graphs import Graphs, Run
 from unmask.rules.kernels.serving import serves
 
 _MOST = 4  # policies whose graphs are kept
-_SHAPES = 16  # and shapes of each: a graph has a copy of its logits, or keeps those alive that it reads elsewhere
+_SHAPES = 16  # shapes of each: a graph holds a copy of its logits, or keeps alive the logits that it reads in place
 _LOOKING = Lock()
 _KEPT: WeakKeyDictionary[StoragePool, OrderedDict[Any, Decisions]] = WeakKeyDictionary()
 
 
 def forget_decisions(pool: StoragePool) -> None:
-    """Let go of what was captured for generations with this pool."""
+    """Drop the decisions captured for generations with this pool."""
     with _LOOKING:
         _KEPT.pop(pool, None)
 
 
 def kept_for(pool: StoragePool) -> list[Decisions]:
-    """What was captured for generations with this pool, the latest last."""
+    """The decisions captured for generations with this pool, the latest to be used last."""
     with _LOOKING:
         return list(_KEPT.get(pool, {}).values())
 
@@ -52,7 +52,7 @@ class Decisions:
 
     @classmethod
     def of(cls, pool: StoragePool, spec: ModelSpec, group: Group) -> Decisions:
-        """Those of earlier groups like this one, or new ones."""
+        """The captured decisions for the group's policy and settings, none at first."""
         with _LOOKING:
             kept, key = _KEPT.setdefault(pool, OrderedDict()), (spec, group.policy, group.settings)
             found = kept.setdefault(key, cls())
@@ -63,7 +63,7 @@ class Decisions:
 
     def __call__(self, spec: ModelSpec, group: Group, done: Pass) -> tuple[Tensor, Tensor]:
         """The group's tokens after the pass, and its results: copies, which the next call leaves alone."""
-        # What a graph reads it has to itself.
+        # A graph has its logits to itself, so a captured decision may write to them.
         decide, inputs, flags = decision_of(spec, group, done, own=torch.cuda.is_current_stream_capturing)
         # Logits that the model always leaves in the same place are read there.
         home = inputs[0].data_ptr() if done.prediction.fleeting else None

@@ -1,6 +1,6 @@
 """Passes on a CUDA device: decisions are captured, results are read from pinned memory, and the next pass begins early.
 
-A pass writes keys and values, so it cannot be thrown away: it begins before the host has read the result of the one
+A pass writes keys and values, so it cannot be thrown away. It begins before the host has read the result of the pass
 before only if the same rows take part and its plan does not depend on that result. Then the device never waits for the
 host. Tokens are those of the plain runner.
 """
@@ -35,20 +35,20 @@ Reading = Callable[[Int[Tensor, " numbers"]], Callable[[], list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
-    """A pass that has begun before its rows are known to need it."""
+    """A pass that `read` has launched, and `begin` will take over."""
 
     rows: list[Row]
     prediction: Prediction
 
 
 class CudaRunner(PlainRunner):
-    """Begins the next pass as soon as it is certain."""
+    """Begins the next pass as soon as its rows and its plan are certain."""
 
     def __init__(self, model: MaskedLM, pool: StoragePool) -> None:
         super().__init__(model, pool)
         self.reading: Reading = pinned_reading
-        self._pass: Pass | None = None  # the one under way
-        self._launched: _Launched | None = None  # the one after it
+        self._pass: Pass | None = None  # the pass under way
+        self._launched: _Launched | None = None  # the pass after it, launched by `read`
         self._begun: tuple[Call, Pass] | None = None
 
     @property
@@ -99,7 +99,7 @@ class CudaRunner(PlainRunner):
 
     def close(self, *, usable: bool) -> None:
         self._pass = self._launched = self._begun = None
-        if not usable:  # memory may have run out: let go of all that is kept for later
+        if not usable:  # memory may have run out: drop everything that is kept for later
             self.pool.clear()
             forget_decisions(self.pool)
             passes.forget(self.model)
@@ -123,9 +123,10 @@ class CudaRunner(PlainRunner):
         return self.prepare(call, plan, None if plan.spans == list(window.blocks) else window.at)
 
     def _predict_anywhere(self, call: Call, results: list[GroupResult]) -> Prediction | None:
-        """The next pass, begun, where each row either stays in its block or goes on to the next, alike for all rows.
+        """Launch the next pass without knowing which rows stay in their block and which go on to the next one.
 
-        Without a cache both compute the whole canvas, and which block is predicted follows from a flag on the device.
+        Without a cache both compute the whole canvas, and a flag on the device says which block to predict. None with a
+        cache, where a row may end, or where the blocks differ in width or distance.
         """
         rows, window = call.rows, self._pass.window if self._pass else None
         if call.kind.cache != "none" or window is None or any(row.plan.settings.early_stop for row in rows):
@@ -153,7 +154,7 @@ def _cannot_complete(call: Call) -> bool:
 
 
 def pinned_reading(numbers: Int[Tensor, " numbers"]) -> Callable[[], list[int]]:
-    """Begin to copy to the host; the call waits for what has been asked of the device until now, and no longer."""
+    """Begin a copy to the host; the function returned waits for the copy, but not for work launched after it."""
     if not numbers.is_cuda:
         return numbers.tolist
     copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

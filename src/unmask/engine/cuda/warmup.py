@@ -1,4 +1,4 @@
-"""What is decoded before the first request, so that it need not wait for what that sets up."""
+"""Batches decoded before the first request, so that requests do not wait for compilation, memory and captures."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Rehearsal:
 
     lengths: list[int]
     policy: Policy
-    joining: int | None = None  # length of a prompt that comes when the others have begun
-    announced: bool = False  # prompts of just this length will come often
+    joining: int | None = None  # length of a prompt that joins when the others have begun
+    announced: bool = False  # prompts of exactly this length will come often
 
 
 def warm_up(runner: Runner, plan: Plan, *, prompt_tokens: int, rows: int) -> None:
-    """Decode batches that need, between them, all that requests of up to these sizes need."""
+    """Decode batches that together set up everything that requests of up to these sizes use."""
     for rehearsal in rehearsals(prompt_tokens, plan, rows):
         rehearse(runner, rehearsal, plan)
 
 
 def rehearse(runner: Runner, rehearsal: Rehearsal, plan: Plan) -> None:
     """Decode one batch."""
-    # No text ends early, since requests without an ending have none: a block that is never reached would be captured by
-    # the first request that does.
+    # These requests have no ending, so none stops early: passes over a block that no rehearsal reaches would not be
+    # captured before a request reaches it.
     requests = [_request(length, replace(plan, policy=rehearsal.policy)) for length in rehearsal.lengths]
     if rehearsal.announced:
         announce(runner.model, len(requests), requests[0].canvas.length)
@@ -48,12 +48,14 @@ def rehearse(runner: Runner, rehearsal: Rehearsal, plan: Plan) -> None:
 def rehearsals(prompt_tokens: int, plan: Plan, rows: int) -> Iterator[Rehearsal]:
     """The batches, in an order in which each finds the storage that it needs.
 
-    Batches of every size that is captured come first, the largest before the others, which fit into its storage. Three
-    passes a block, and three times, because passes are captured when they come for the second or third time; one of
-    these by the policy itself, for whatever that compiles. Then rows of different lengths, and, with a cache, one that
-    joins others: they have kernels of their own, which serve here if they serve any batch of such sizes, since no other
-    has more padding. Last, single prompts that are shorter: passes over a canvas of a length that was not announced
-    are captured in steps.
+    First come batches of every size that is captured, the largest first: the others fit into its storage. Then comes a
+    batch of different lengths. Packed rows have kernels of their own, and if any batch of such sizes is packed, this
+    one is: none has more padding. Then come single, shorter prompts: passes over canvases of lengths that were not
+    announced are captured in steps.
+
+    Each of these is decoded three times, because a pass is captured when it comes for the second or third time: twice
+    with three passes a block, and once by the policy itself, for the kernels that it compiles. With a cache, a last
+    batch has a row that joins the others.
     """
     sizes = sorted({padded_rows(count) for count in range(1, rows + 1)}, reverse=True)
     batches = [[prompt_tokens] * min(size, rows) for size in sizes]

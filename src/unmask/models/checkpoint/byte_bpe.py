@@ -34,7 +34,7 @@ def byte_bpe(folder: Path, tokenizer_config: dict[str, Any], special_tokens: dic
     added = _added_tokens(folder, tokenizer_config, special_tokens)
     try:
         vocab, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        # Part of the vocabulary from the start, so that they keep their ids even if these leave gaps.
+        # Added tokens are in the vocabulary from the start, so that they keep their ids even if the ids have gaps.
         vocab |= {token.content: number for number, token in added.items()}
         tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
     except Exception as error:  # the library raises nothing more specific

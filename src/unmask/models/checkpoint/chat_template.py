@@ -40,7 +40,7 @@ def render(
     try:
         return compiled.render(
             messages=messages,
-            tools=None,  # templates ask whether these are none, which an undefined name is not
+            tools=None,  # templates test these against none, and an undefined name is not none
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **special_tokens,

@@ -1,8 +1,8 @@
 """Which weights a result was made with: a short hash that differs for another checkpoint under the same name.
 
-Weights are not read whole, so that 16 GB take no longer than 1 GB. Of every file the hash covers the size, the header
-(names, types and places of the tensors) and samples spread evenly over the rest. A training step changes nearly all
-samples.
+Weights are not read whole, so that 16 GB take no longer than 1 GB. Of a file with weights the hash covers the size, the
+header (names, types and places of the tensors) and samples spread evenly over the rest. A training step changes nearly
+all samples. Config and tokenizer files are covered whole.
 """
 
 from __future__ import annotations

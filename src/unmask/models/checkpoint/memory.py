@@ -1,4 +1,4 @@
-"""How much memory is free on a device, and the one line that says that it is not enough.
+"""How much memory is free on a device, and the error if it is not enough.
 
 Where the system does not say how much is free, nothing is refused.
 """
@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_memory(needed: int, device: torch.device, *, what: str, instead: str | None = None) -> None:
-    """Refuse what cannot fit, before anything is allocated; `instead` is the way out, by default that of a model."""
+    """Refuse what cannot fit, before anything is allocated. `instead` is the way out; by default, that for a model."""
     free = free_memory(device)
     if free is not None and needed > free:
         way_out = instead or _way_out(device)
@@ -28,7 +28,7 @@ def check_memory(needed: int, device: torch.device, *, what: str, instead: str |
 
 @contextmanager
 def memory_errors(needed: int, device: torch.device, *, what: str) -> Generator[None]:
-    """Say in one line that an allocation failed after all, as it can when other programs use the device."""
+    """Raise OutOfMemory where an allocation fails after all, as it can when other programs use the device."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

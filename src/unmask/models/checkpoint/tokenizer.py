@@ -1,6 +1,7 @@
 """Text to token ids and back, with the `tokenizers` library and the files of a checkpoint, but none of its code.
 
-Adds no tokens: the engine puts a beginning-of-text token before a plain prompt if the family wants one.
+Adds only the tokens that the tokenizer itself puts around a text. The engine puts a beginning-of-text token before a
+plain prompt if the family wants one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ BEGIN_OF_TEXT = "<|beginoftext|>"
 @families.register("dream")
 class Dream(QwenFamily):
     family = "dream"
-    # Relatives with a block_size decode block after block under a block-causal mask.
+    # Relatives with a block_size decode block after block under a block-causal mask. They are refused.
     implemented: ClassVar = QwenFamily.implemented | {"use_mrope": (False,), "block_size": (None,)}
     qkv_bias = True
 

@@ -1,7 +1,7 @@
 """SDAR and TraDo: Qwen3 under a block-causal mask, blocks counted from position 0.
 
-A block sees itself and the blocks before it, so keys and values of a finished block are computed once more and then
-kept (cache='exact'). The logits at a position predict its own token. Sampling follows Dream's: the confidence of a
+A block sees itself and the blocks before it, so the keys and values of a finished block are computed once more and
+then kept (cache='exact'). The logits at a position predict its own token. Sampling follows Dream's: the confidence of a
 drawn token is its probability under the distribution that it was drawn from.
 """
 

@@ -1,1 +1,1 @@
-"""What only saves time: the same functions in Triton. The package works without this folder; see device.py."""
+"""What only saves time: the same operations in Triton, and passes captured as CUDA graphs. Removable; see device.py."""

@@ -26,7 +26,7 @@ class AttentionTiles:
     """How attention is cut, in powers of two. The split decides how sums are rounded; all of them decide the speed."""
 
     split: int | None = 256  # keys that one program sees, a multiple of `keys`; None: all
-    keys: int = 64  # of these at a time
+    keys: int = 64  # that a program reads at a time
     rows: int = 64  # queries of one program, counting every head that shares the keys
     warps: int = 4
     stages: int = 3

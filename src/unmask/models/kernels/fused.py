@@ -105,7 +105,7 @@ def partial_product(
 
 
 def _tiles_of_parts(n: int, k: int) -> ProductTiles:
-    """Depends on the matrix only, so that the other rows never change the order in which a row is added up."""
+    """Tiles that depend on the matrix only, so that other rows never change the order in which a row is added up."""
     columns, stages = (64, 4) if k > 16_384 else (32, 5)
     parts = min(_PROGRAMS // -(-n // columns), -(-k // 128), _MOST_PARTS)
     return ProductTiles(columns=columns, inner=128, parts=max(1, parts), stages=stages)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-Input: TypeAlias = Tensor | None  # None: the run goes without it
+Input: TypeAlias = Tensor | None  # None: this run has no such input
 Outputs: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[..., Outputs]  # inputs and outputs lead with the rows
 Shape: TypeAlias = tuple[Any, ...]  # sizes, and what else a graph depends on
@@ -23,9 +23,9 @@ _CAPTURING = Lock()  # entering a capture waits for the whole device, which is f
 
 
 class Ready(NamedTuple):
-    """A prepared run: all that can be done before it is known to be needed has been done."""
+    """A prepared run: everything that can be done early has been done."""
 
-    run: Callable[[], Outputs]  # takes the host next to no time
+    run: Callable[[], Outputs]  # if it replays, it takes the host next to no time
     replays: bool  # the run is a graph, so that every run writes its outputs to the same memory
 
 

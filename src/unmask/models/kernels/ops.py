@@ -24,13 +24,13 @@ def layer_ops(model: Transformer) -> LayerOps:
 
 
 def few_rows_ops(model: Transformer, positions: int) -> LayerOps:
-    """For passes over so many positions whose keys are read from a cache."""
+    """The operations for a pass over so many positions whose keys are read from a cache."""
     joint = fused.few(positions, model.dtype) and not model.shape.qk_norm and _plain_products(model)
     return JointOps() if joint else KernelOps()
 
 
 def _plain_products(model: Transformer) -> bool:
-    """Whether the layers' products are plain ones. Quantised layers and layers of other classes compute their own."""
+    """Whether all products are by plain `nn.Linear` layers. Quantised layers, for one, compute their own."""
     products = ((b.attention.qkv, b.attention.out, b.gate_up, b.down) for b in model.layers())
     return all(type(product) is nn.Linear for layer in products for product in layer)
 
@@ -44,7 +44,7 @@ class KernelOps(LayerOps):
     turn_and_store = staticmethod(fused.turn_and_store)
 
     def gated(self, linear: nn.Module, normed: Float[Tensor, "b q w"]) -> Float[Tensor, "b q f"]:
-        # Only the weight of a plain layer says what it computes. Neither the module nor its hooks are called.
+        # A plain layer is known by its weight alone. The kernel calls neither the module nor its hooks.
         by_weight = type(linear) is nn.Linear and linear.bias is None
         if by_weight and wide.serves(normed, linear.weight):
             return wide.gated(normed, linear.weight)

@@ -24,7 +24,8 @@ from unmask.models.kernels.graphs import CudaGraph, Outputs, PassGraphs, Record
 from unmask.models.packing import Packing
 from unmask.models.transformer import Transformer
 
-# Packed positions are rounded up to a multiple of this, which a product's tiles are cut in too: few shapes occur.
+# The number of packed positions is rounded up to a multiple of this, so that few shapes occur. Products have tiles of
+# this size.
 STEP = 128
 # Packed passes of up to so many positions are captured. Larger shapes seldom return, and they keep the device busy
 # while they are launched one by one.
@@ -132,7 +133,7 @@ class Passes:
         return model.prediction_of(states, inputs, chosen=kept is not None)
 
     def _packed(self, inputs: PassInputs) -> Prediction:
-        """A pass over rows one behind the other, or over parts of them, which then see what the cache holds."""
+        """A pass over rows one behind the other. Parts of rows see what the cache holds."""
         model, plan, cache = self.model, inputs.plan, inputs.cache
         longest = -(-inputs.length // _LENGTHS) * _LENGTHS
 

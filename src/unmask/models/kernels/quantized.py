@@ -31,7 +31,7 @@ from unmask.models.quantized import FEW_ROWS
 
 
 def _assembly(body: str) -> list[tl.constexpr]:
-    """For each of the four bytes: take it from two words to the two halves of t, each half twice, then the body."""
+    """For each of the four bytes: copy it from two words into the halves of t, twice in each, then run the body."""
     begin = "{{ .reg .b32 t, a, c, f; prmt.b32 t, $1, $2, {}; "
     return [tl.constexpr(begin.format(0x4400 + 0x1111 * byte) + body + " }") for byte in range(4)]
 
@@ -43,7 +43,8 @@ _INT8_BF16 = _assembly(
 )
 # 1024 + 128 + b, less 1152. (A and B) xor C is 0x6A.
 _INT8_FP16 = _assembly("lop3.b32 a, t, 0x00ff00ff, 0x64806480, 0x6A; mov.b32 c, 0xE480E480; add.rn.f16x2 $0, a, c;")
-# Exponent and fraction where the wider format has them, which is the number but for a power of two; zeros times it too.
+# Exponent and fraction are moved to where the wider format has them. That is the number but for a power of two, which
+# the last instruction multiplies in; zeros stay zeros.
 _FP8_BF16 = _assembly(
     "and.b32 c, t, 0x80008000; shr.u32 t, t, 4; lop3.b32 a, t, 0x07f007f0, c, 0xEA; "
     "mov.b32 f, 0x7B807B80; mov.b32 c, 0x80008000; fma.rn.bf16x2 $0, a, f, c;"
@@ -170,7 +171,7 @@ def tiles_for(m: int, n: int, q: int, *, stages: int = 4) -> Tiles:
 
 
 def _parts(programs: int, steps: int, wanted: int) -> int:
-    """So many that there are about as many programs as wanted, if each has enough to do."""
+    """The number of parts for about `wanted` programs, if each then has enough to do."""
     return max(1, min(round(wanted / programs), steps // _LEAST_STEPS))
 
 

@@ -1,4 +1,4 @@
-"""The transformer's small operations as Triton kernels; `fused` allocates and launches, and says what each is for.
+"""The transformer's small operations and attention as Triton kernels; `fused` and `attention` allocate and launch.
 
 Results are rounded where the plain operations of layers.py round. A result depends on its own row of the batch only.
 The host chooses how keys are cut into splits; splits are merged in their order.
@@ -87,7 +87,7 @@ def turn_heads(
     """Turns queries and keys of HEADS heads of one position where they are, and stores keys and values.
 
     Grid (b * n, heads / HEADS), of queries and keys, and values only if there is a store. `table` (2, rows, D).
-    GIVEN: positions are read; what has the position -1 is not stored.
+    GIVEN: positions are read; keys and values with the position -1 are not stored.
     """
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -163,7 +163,7 @@ def attend_split(
 ):  # fmt: skip
     """What ROWS queries of the heads that share a key head find in one split of its keys, KEYS keys at a time.
 
-    Grid (splits * G * tiles of queries, b), neighbours with the same keys. It goes to `out` where a row has but one
+    Grid (splits * G * tiles of queries, b), neighbours with the same keys. The result goes to `out` if a row has one
     split, else, for `merge_splits`, to `mixtures` (splits, b * q * H, D) and `figures` (splits, b * q * H, 2), the
     largest score and the sum of the weights, float32. A row without keys gets zeros.
     """
@@ -171,7 +171,7 @@ def attend_split(
     tiles = tl.cdiv(shared * q, ROWS)
     which, row = tl.program_id(0), tl.program_id(1)
     tile, key_head, split = which % tiles, which // tiles % G, which // (tiles * G)
-    # Loaded first, because the rest depends on it.
+    # Queries are loaded first, because the rest depends on them.
     asking = tile * ROWS + tl.arange(0, ROWS)
     there = (asking < shared * q)[:, None]
     head = key_head * shared + asking // q
@@ -198,7 +198,7 @@ def attend_split(
             tl.store(figures + number * 2 + 1, total, mask=asking < shared * q)
 
 
-# Where these begin depends on how many rows there are, which must not be a reason to compile.
+# The alignment of these pointers depends on the number of rows, which must not be a reason to compile.
 _OF_ROWS = ["starts", "lengths", "slots", "seen"]
 
 
@@ -243,7 +243,7 @@ def attend_rows(
 @triton.jit(do_not_specialize=["q", "splits", "split_size"])
 @no_type_check
 def merge_splits(mixtures, figures, lengths, out, q, splits, split_size, H: tl.constexpr, D: tl.constexpr):
-    """The attention of one query of one head from the splits of its row, if these are several. Grid (b * q * H,)."""
+    """The attention of one query of one head from the splits of its row, if it has several. Grid (b * q * H,)."""
     number = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + number // (q * H)).to(tl.int32)
     found = tl.minimum(tl.cdiv(length, split_size), splits)

@@ -60,7 +60,7 @@ def project_heads(
     pair = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
     head, low = (pair // (D // 2))[None, :], (pair % (D // 2))[None, :]
 
-    # Asked for before the product, which takes much longer.
+    # Loaded before the product, which takes much longer.
     position = tl.load(positions + row, mask=row < m, other=0)[:, None]
     place = tl.load(slots + row // q, mask=row < m, other=0)[:, None]
     # The second half of a row of the table is the first, with the sign of the sine changed.

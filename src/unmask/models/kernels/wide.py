@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _HALF = (torch.bfloat16, torch.float16)
-# With fewer rows it is not faster.
+# With fewer rows the kernel is not faster.
 _MANY_ROWS = 256
 # Share of the device that must have a tile at any time. With LLaDA-8B on 132 multiprocessors it is faster at 0.97 (256,
 # 512 and 1280 rows) and slower at 0.87 (384 rows); shares between were not measured.
@@ -31,7 +31,7 @@ class WideTiles:
     """How the product is cut, in powers of two but for the programs: decides the speed only."""
 
     rows: int = 128
-    columns: int = 256  # of the matrix, half of them for the gate
+    columns: int = 256  # of the product, half of them for the gate
     inner: int = 64
     group: int = 16  # rows of tiles that pass over the matrix together
     programs: int | None = None  # that share the tiles; None: one for each multiprocessor
@@ -107,7 +107,7 @@ def _count(m: int, f: int, tiles: WideTiles) -> int:
 
 
 def _whole(count: int, programs: int) -> int:
-    """The number of tiles that are not halved. The last ones are, if all their halves can be computed at a time."""
+    """The number of tiles that are not halved. The last tiles are halved if all halves can be computed at a time."""
     left = count % programs
     return count - left if 2 * left <= programs else count
 

@@ -2,7 +2,7 @@
 
 For devices that copy tiles by descriptor. A descriptor's block is ROWS of `x`, or the columns of one tile of the
 result, by INNER inputs. There is a program for each multiprocessor; it takes tile after tile, and the copies for its
-next tile begin before the last one is stored. Tiles of the same columns follow one another, so that a matrix is read
+next tile begin before the current one is stored. Tiles of the same columns follow one another, so that a matrix is read
 about once. The last tiles are halved if they cannot occupy the whole device. Sums are in float32, in the same order
 however tiles are cut. Results are rounded where the plain operations round.
 

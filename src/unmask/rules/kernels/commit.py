@@ -23,7 +23,8 @@ _FIELD: Any = triton_field
 
 _WIDE = torch.float32
 
-# Beyond these the plain rule has to do: rows are a dimension of a launch, positions registers of the last kernel.
+# The plain rule serves larger batches: a launch has no more programs for rows, the last kernel no more registers for
+# positions.
 _MOST_ROWS, _MOST_POSITIONS = 65_535, 4096
 
 
@@ -88,7 +89,7 @@ def commit_open(
             *(logits, column_of, count, figures, sums, rows, columns, m, v, chunk),
             WHOLE=v % _OVERLAP.STEP.value == 0,
             num_warps=1,
-            # Left alone the compiler takes half as many more, and fewer programs then share a multiprocessor.
+            # Left alone, the compiler takes half as many registers again: fewer programs share a multiprocessor.
             maxnreg=96 if logits.element_size() == 2 else 128,
         )
         _OVERLAP.pair_overlaps[(2, compared, b)](
@@ -119,9 +120,10 @@ def commit_open(
 
 
 def padded_size(m: int, k: int) -> int:
-    """For how many open positions the last kernel is compiled: for all k, or if m is much less, a power of four fewer.
+    """The number of open positions for which the last kernel is compiled, at least m.
 
-    m shrinks while a text is generated, and a size that is new is compiled then. Up to 64 there is one size only.
+    It is the power of two that holds k, divided by 4 as often as m allows. m shrinks while a text is generated, and
+    every new size costs a compilation; up to 64 there is one size only.
     """
     size = next_power(k)
     while size > 64 and size // 4 >= m:

@@ -46,7 +46,7 @@ def _normalised(overlap, largest, NORMALIZE: tl.constexpr):
 @triton.jit
 @no_type_check
 def _pressure(rows, intensity):
-    """What some positions put on all of them: the overlap is symmetric, so its rows serve as columns."""
+    """The pressure of some positions on all positions: the overlap is symmetric, so its rows serve as columns."""
     return tl.sum((rows.to(tl.float64) * intensity[:, None] * _ONE).to(tl.int64), axis=0)
 
 
@@ -68,7 +68,7 @@ def commit_rows(
     ITERATIONS: tl.constexpr, NORMALIZE: tl.constexpr, BY_FIELD: tl.constexpr,
     M: tl.constexpr, M_ROWS: tl.constexpr, K: tl.constexpr, K_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Normalises, updates the field, decides, and writes what belongs to closed positions too. Grid (b,)."""
+    """Normalises, updates the field, decides, and writes the results, those of closed positions too. Grid (b,)."""
     row = tl.program_id(0)
     found = tl.load(count + row)
     slots = tl.arange(0, M)

@@ -1,4 +1,4 @@
-"""Figures of rows of logits as two Triton kernels: pieces of a row first, then the row; `triton_marginals` launches.
+"""Figures of rows of logits as two Triton kernels: pieces of a row first, then the row; `marginals` launches.
 
 x = n ln 2 + f with n whole and |f| <= (ln 2) / 2, so e^x = 2^n e^f. The second factor depends on x alone and the first
 is exact, so a weight has the same bits in whatever piece it stands, and the sum in float64 is rounded once, at the end:
@@ -21,7 +21,8 @@ _LN_2_HIGH = tl.constexpr(0.693359375)
 _LN_2_LOW = tl.constexpr(-2.1219444005469057e-4)
 # Added to a small number, it leaves the nearest whole number in the last bits.
 _ROUND = tl.constexpr(12582912.0)
-# A piece with larger logits is first moved to 0. And what is so far below the best of its piece counts for nothing.
+# A piece whose best logit is beyond _LARGE is first moved to 0. A logit _DEPTH below the best of its piece counts for
+# nothing.
 _LARGE = tl.constexpr(8192.0)
 _DEPTH = tl.constexpr(80.0)
 
@@ -43,7 +44,7 @@ def _split(x):
 @triton.jit
 @no_type_check
 def _base(best):
-    """What is taken from the logits of a piece before they are split; not a finite number where the best is none."""
+    """What is subtracted from the logits of a piece before they are split; NaN or infinite where the best logit is."""
     return tl.where(tl.abs(best) < _LARGE, 0.0, best)
 
 
@@ -55,7 +56,7 @@ def piece_parts(logits, parts, stride, v, SPREAD: tl.constexpr, SECOND: tl.const
     tokens = piece * W + tl.arange(0, W)
     x = tl.load(logits + row * stride + tokens, mask=tokens < v, other=-float("inf")).to(tl.float32)
     best = tl.max(x, axis=0)
-    # A maximum passes over what is not a number.
+    # tl.max skips NaN.
     best = tl.where(tl.max((x != x).to(tl.int32), axis=0) > 0, float("nan"), best)
     into = parts + row * PARTS * tl.num_programs(1) + piece
     tl.store(into, best.to(tl.float64))
@@ -84,7 +85,7 @@ def _part(parts, row, which, pieces, number, other):
 @triton.jit
 @no_type_check
 def _weight(x, best, unit):
-    """Of a logit, in float64, counted in 2^unit, as in the row whose best is given."""
+    """The weight of the logit x, in float64 and in units of 2^unit, in a row whose best logit is `best`."""
     base = _base(best)
     weight, whole, _ = _split(tl.maximum(x, best - 1000.0) - base)
     power = tl.maximum(whole.to(tl.float64) + (base.to(tl.float64) / _LN_2 - unit), -1074.0)
@@ -97,7 +98,7 @@ def row_figure(
     logits, tokens, parts, out, stride, v, pieces,
     PROBABILITY: tl.constexpr, ENTROPY: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Of one row the probability of a token, or the entropy, or the two largest probabilities. Grid (rows,).
+    """The probability of a token of one row, or the row's entropy, or its two largest probabilities. Grid (rows,).
 
     `out` (rows), or (rows, 2) for the two largest, float32.
     """
@@ -105,7 +106,7 @@ def row_figure(
     which = tl.arange(0, P)
     bests = _part(parts, row, which, pieces, 0, -float("inf"))
     best = tl.max(bests, axis=0)
-    # A piece without a finite logit has no weight; a row of such pieces only, or with worse, has no figure.
+    # A piece of -inf only has no weight. A row of such pieces only, or with NaN or +inf, has the figure NaN.
     some = bests > -float("inf")
     units = _part(parts, row, which, pieces, 2, -float("inf"))
     unit = tl.max(tl.where(bests == best, units, -float("inf")), axis=0)
@@ -140,7 +141,7 @@ def piece_best(logits, best, token, stride, v, W: tl.constexpr):
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tokens = piece * W + tl.arange(0, W)
     x = tl.load(logits + row * stride + tokens, mask=tokens < v, other=-float("inf")).to(tl.float32)
-    # A maximum passes over what is not a number.
+    # tl.max skips NaN.
     largest, where = tl.max(tl.where(x != x, float("inf"), x), axis=0, return_indices=True)
     tl.store(best + row * tl.num_programs(1) + piece, largest)
     tl.store(token + row * tl.num_programs(1) + piece, piece * W + where)

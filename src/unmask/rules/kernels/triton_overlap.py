@@ -1,14 +1,14 @@
 """The mean-field rule up to the overlaps as four Triton kernels, in the order of their launch; `triton_field` has the
-last one, and `mean_field` allocates and launches.
+fifth and last one, and `commit` allocates and launches.
 
 Probabilities live in powers of two: z = log2 p. Of two probabilities of a token let b be the smaller, d = |z_i - z_j|
 and r = 2^-d their ratio. The terms of `overlap`, in bits, are then
 
     b (d + g(r)),    g(r) = (1 + r) log2(1 + r) / r
 
-g is smooth, from 1.44 at r = 0 to 2 at r = 1, so five multiply-adds replace the logarithm. For every other token r is
-2^-d; for those between it is b times the smaller of both 1 / p, which costs each row one 2^x more, and the pairs none.
-So the special-function units and the others both have enough to do. No term is ever negative.
+g is smooth, from 1.44 at r = 0 to 2 at r = 1, so five multiply-adds replace the logarithm. For even tokens r is
+computed as 2^-d. For odd tokens it is b times the smaller of both 1 / p, which costs each row one 2^x more, and the
+pairs none. So the special-function units and the arithmetic units both have enough to do. No term is ever negative.
 
 Every figure depends on its own row or two rows only, bit for bit: how tokens are cut into pieces depends on no other
 size, nor does which token gets which formula, and pieces are added in a fixed order.
@@ -38,7 +38,7 @@ _G5 = tl.constexpr(0.008702562190592289)
 FIGURES = tl.constexpr(4)
 # Tokens that a warp compares at a time: two in each thread.
 STEP = tl.constexpr(64)
-# A tile compares FEW positions with MANY others, which is twice as many; its pairs.
+# A tile compares FEW positions with MANY others, twice as many: PAIRS pairs.
 FEW = tl.constexpr(4)
 MANY = tl.constexpr(8)
 PAIRS = tl.constexpr(32)
@@ -50,7 +50,7 @@ def _best_two(best, second, other_best, other_second):
     return tl.maximum(best, other_best), tl.maximum(tl.minimum(best, other_best), tl.maximum(second, other_second))
 
 
-# m, how many positions can be open, changes while a text is generated: no kernel is compiled for some m.
+# m, how many positions can be open, changes while a text is generated, so no kernel is compiled for a particular m.
 @triton.jit(do_not_specialize=["m"])
 @no_type_check
 def piece_figures(
@@ -111,7 +111,7 @@ def row_figures(pieces, count, figures, m, n_pieces, P: tl.constexpr):
 @triton.jit
 @no_type_check
 def _tile(which, found):
-    """The positions that tile number `which` compares, whether within a group, and if it exists.
+    """The positions that tile number `which` compares, whether all lie within a group, and whether the tile exists.
 
     Group g of MANY positions has 2 g + 1 tiles: its halves, of FEW, with each group before it, then itself. `left` is a
     half; `right` a whole group, or within a group its other half.
@@ -129,7 +129,7 @@ def _tile(which, found):
 @no_type_check
 def _rows(logits, column_of, figures, i, found, stride_k):
     """Where the logits of some positions begin, their best logits, and log2 of their sums."""
-    # A tile may stick out; what the last open position then gives is not looked at.
+    # A tile may reach beyond the last open position. That position then stands in, and its results are not used.
     i = tl.minimum(i, found - 1)
     at = logits + tl.load(column_of + i).to(tl.int64) * stride_k
     return at, tl.load(figures + i * FIGURES), tl.load(figures + i * FIGURES + 1)
