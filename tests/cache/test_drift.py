@@ -177,7 +177,7 @@ def test_a_model_that_tells_no_states_is_refused_in_one_line():
     toy = load_toy(device=torch.device("cpu"), dtype=torch.float32).model
     with pytest.raises(UnmaskError) as caught:
         run(toy, Settings(cache="dual", refresh="drift:0.1"))
-    assert str(caught.value) == "refresh='drift:0.1' needs a model that tells its states; toy does not"
+    assert str(caught.value) == "refresh='drift:0.1' needs a model that gives its states; toy does not"
     run(toy, Settings(refresh="drift:0.1"))  # without a cache there is nothing to refresh
 
 

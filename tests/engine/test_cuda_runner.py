@@ -107,7 +107,7 @@ def test_a_block_that_a_pass_cannot_complete_is_gone_on_with_before_the_read():
     assert (canvases, list(events_of(requests_of(model, canvases, "fixed", settings), runner))) == expected
     assert model.computed == computed
     assert runner.ahead == [True, True, True, True, False] * 2
-    with pytest.raises(WorkFailed, match="commits more than it said"):
+    with pytest.raises(WorkFailed, match="commits more than its most_commits allows"):
         run(model, Announced(), PROMPTS[:1], max_tokens=10, settings=settings, early=True)
 
 
@@ -139,7 +139,7 @@ def test_a_row_that_fails_leaves_a_pass_that_has_begun_to_the_others(cache):
 @pytest.mark.parametrize("cache", ["none", "dual"])
 def test_a_policy_that_commits_more_than_it_said_is_found_out_on_every_device(cache):
     model = random_model(tiny_config("llada"), std=0.4)
-    with pytest.raises(WorkFailed, match="Announced commits more than it said"):
+    with pytest.raises(WorkFailed, match="Announced commits more than its most_commits allows"):
         run(model, Announced(), PROMPTS[:1], max_tokens=10, settings=Settings(cache=cache))
 
 

@@ -41,7 +41,7 @@ EXPECTED = {
     **dict.fromkeys(["chat(text)", "chat(message)"], MESSAGES),
     "trace": "trace is for generate, chat and infill only",
     "forward(None)": "token_ids must be a list of ids, or rows (b, n) of equal length",
-    "forward(floats)": "token_ids must be a list of ids, or rows (b, n) of equal length: floats are none",
+    "forward(floats)": "token_ids must be a list of ids, or rows (b, n) of equal length: got floats",
     "decode(text)": "what waits must be made by `request`, got str",
 }
 

@@ -201,7 +201,7 @@ CAUSAL = "an autoregressive model: this project decodes masked diffusion models 
         ),
         (
             {"model_type": "mmada"},
-            "a family that is not known here: known: dream, llada, sdar; a plug-in may add it",
+            "an unknown family; known: dream, llada, sdar; a plug-in may add it",
         ),
     ],
 )

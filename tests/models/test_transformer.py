@@ -153,11 +153,11 @@ def test_canvases_may_grow_beyond_the_positions_seen_so_far(llada: Transformer) 
     [
         (
             {"cache": KVCache.new(1, 4), "attention_layers": range(1)},
-            "attention maps need the whole canvas: they cannot be had with a cache",
+            "attention maps need the whole canvas: they are not available with a cache",
         ),
         (
             {"cache": KVCache.new(1, 4), "shadow": torch.tensor([[1]])},
-            "shadow predictions need the whole canvas: they cannot be had with a cache",
+            "shadow predictions need the whole canvas: they are not available with a cache",
         ),
         ({"plan": part((1, 2, 4))}, "a pass over part of a canvas needs a cache that a whole pass has filled"),
     ],

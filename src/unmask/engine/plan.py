@@ -148,7 +148,7 @@ def check(plan: Plan, model: MaskedLM) -> None:
     if settings.cache in ("prefix", "dual") and spec.causal:
         raise UnmaskError(f"cache={settings.cache!r} is for models that see both ways; {spec.name} has cache='exact'")
     if plan.call_kind.drift is not None and not able.states:
-        raise UnmaskError(f"refresh={settings.refresh!r} needs a model that tells its states; {spec.name} does not")
+        raise UnmaskError(f"refresh={settings.refresh!r} needs a model that gives its states; {spec.name} does not")
 
 
 def preset_name(spec: ModelSpec) -> str:

@@ -67,7 +67,7 @@ def token_rows(token_ids: Sequence[Any] | Tensor, vocab_size: int, device: torch
     try:
         tokens = torch.as_tensor(token_ids, device=device)
         if tokens.numel() > 0 and tokens.is_floating_point():
-            raise ValueError("floats are none")
+            raise ValueError("got floats")
         tokens = tokens.long()
     except (TypeError, ValueError, RuntimeError) as error:
         raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n) of equal length: {error}") from error

@@ -75,12 +75,13 @@ class Row:
         if result.broken:
             return WorkFailed(f"the model gave no usable logits (NaN or all -inf) in forward pass {canvas.passes}")
         if committed > most_commits(policy, canvas.open_in_block(), canvas.block_step):
-            return WorkFailed(f"the policy {name_of(policy)} commits more than it said")
+            return WorkFailed(f"the policy {name_of(policy)} commits more than its most_commits allows")
         moved = result.waiting or committed > len(result.remasked)
         self.idle = 0 if moved else self.idle + 1
         if self.idle > 2 * len(canvas.holes):
-            reason = "the policy takes back what it commits" if remasks(policy) else "only the mask token is proposed"
-            return WorkFailed(f"a row makes no progress: {reason}; see suppress_mask_token")
+            no_end = "the policy takes back what it commits"
+            only_masks = "only the mask token is proposed; see suppress_mask_token"
+            return WorkFailed(f"a row makes no progress: {no_end if remasks(policy) else only_masks}")
         return None
 
 

@@ -216,9 +216,9 @@ class Transformer(nn.Module):
         """Refuse, in one line, a prediction that has no meaning."""
         cached = inputs.cache is not None
         if cached and inputs.attention_layers is not None:
-            raise UnmaskError("attention maps need the whole canvas: they cannot be had with a cache")
+            raise UnmaskError("attention maps need the whole canvas: they are not available with a cache")
         if cached and inputs.shadow is not None:
-            raise UnmaskError("shadow predictions need the whole canvas: they cannot be had with a cache")
+            raise UnmaskError("shadow predictions need the whole canvas: they are not available with a cache")
         if not cached and not inputs.plan.self_contained:
             raise UnmaskError("a pass over part of a canvas needs a cache that a whole pass has filled")
         if inputs.shadow is not None and self.spec.shifted:

@@ -25,7 +25,7 @@ from unmask.types import Decision, StepView
 @register("dapd")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dapd(Base):
-    """Commit positions by confidence times degree, each unless it depends on one taken before (DAPD).
+    """Commit positions by confidence times degree, each unless it depends on a position already taken (DAPD).
 
     'staged' adds every confident position once half of the generation is decoded; 'direct' adds certain positions,
     which take no part in conflicts.

@@ -26,7 +26,7 @@ ORDERS = {
 @register("eb")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EB(Base):
-    """Commit as many of the best positions as keep their entropies, less the largest, within `gamma` (EB-Sampler)."""
+    """Commit the best positions while the sum of their entropies, less the largest, is within `gamma` (EB-Sampler)."""
 
     pure: ClassVar[bool] = True
 

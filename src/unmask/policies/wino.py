@@ -34,7 +34,7 @@ class Drafted:
 @register("wino")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wino(Base):
-    """Commit above `draft_threshold`, and open again what the shadow gives less than `verify_threshold` (WINO)."""
+    """Commit above `draft_threshold`, and reopen tokens that the shadow gives less than `verify_threshold` (WINO)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"shadow"})
     remasks: ClassVar[bool] = True

@@ -59,4 +59,4 @@ def _reason_to_refuse(name: str, config: Config) -> str | None:
     causal = letters.startswith(_CAUSAL) or any(str(item).endswith(_CAUSAL_CLASSES) for item in classes)
     if causal and "mask_token_id" not in config.values:
         return "an autoregressive model: this project decodes masked diffusion models only"
-    return f"a family that is not known here: known: {', '.join(families.names())}; a plug-in may add it"
+    return f"an unknown family; known: {', '.join(families.names())}; a plug-in may add it"
