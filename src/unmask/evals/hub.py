@@ -27,7 +27,7 @@ def quiet() -> Generator[None]:
 
 @contextmanager
 def asked_once() -> Generator[bool]:
-    """Loads inside are silent, and use earlier downloads only if the hub does not answer; yields whether it does."""
+    """Make loads inside silent. If the hub was asked and does not answer, they use earlier downloads; yields False."""
     from datasets import config
     from huggingface_hub import constants
 
