@@ -108,7 +108,7 @@ def choose_policy(spec: ModelSpec, name: str | None, pairs: Sequence[str] = ()) 
 
 
 def with_flags(kind: Any, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every field of `kind` that has a help text; its first argument is the dataclass."""
+    """Give a command a flag for every field of `kind` that has a help text; its first argument is the `kind` itself."""
     hints = get_type_hints(kind)
     shown = [item for item in fields(kind) if item.metadata]
     flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default)) for item in shown]

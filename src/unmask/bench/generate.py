@@ -1,7 +1,7 @@
 """Times whole requests, from the prompt's ids to the last committed token, beside the sum of their passes' floors.
 
-`unmask bench generate` shows it. Every decoded position counts as a token, also past the end of a text: the prompts are
-random ids, so where a text ends is an accident.
+The command is `unmask bench generate`. Every decoded position counts as a token, also past the end of a text: the
+prompts are random ids, so where a text ends is an accident.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The mean-field rule beside the formula as it is printed: time, memory, and how far both are from the truth.
 
-`unmask bench rule` shows it. The logits are not a model's but made up: positions that are sure, torn or without a clue.
-On a CUDA device the rule is replayed from a graph, as a decoding loop would, on copies of the logits in turn that do
+The command is `unmask bench rule`. The logits are made up, not a model's: positions that are sure, torn or without a
+clue. On a CUDA device the rule is replayed from a graph, as in a decoding loop, on copies of the logits in turn that do
 not fit into the L2 cache together. The printed formula is called without a graph: beside its milliseconds, the cost of
 a call does not show.
 """

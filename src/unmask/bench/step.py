@@ -1,7 +1,7 @@
 """Times single passes, with model, policy and commit, beside the floor of the forward alone.
 
-`unmask bench step` shows it. Passes are measured in the second block of a request: every kind of pass occurs there, and
-none pays for the beginning of the request.
+The command is `unmask bench step`. Passes are measured in the second block of a request: every kind of pass occurs
+there, and none pays for the beginning of the request.
 """
 
 from __future__ import annotations

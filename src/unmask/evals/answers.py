@@ -4,10 +4,10 @@ GSM8K asks for a number: after `####` (strict), or the last one in the text (fle
 the closing sentence, compared with the gold answer after Minerva's clean-up (exact_match), or the one that math-verify
 finds in the text (math_verify). Formulas are compared in another process, because sympy may take for ever.
 
-Two things differ from the version behind the published MATH numbers (`minerva_math` 2.0). An answer that is the gold to
-the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not read. Formulas are
-read by latex2sympy2-extended, since sympy's own reader needs an older antlr than the installed one. lm-eval's module
-needs the older antlr as well, so its clean-up is written here once more; a test compares the two.
+Two things differ from the version behind the published MATH numbers (`minerva_math` 2.0). An answer that equals the
+gold answer to the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not
+read. Formulas are read by latex2sympy2-extended, since sympy's own reader needs an older antlr than the installed one.
+lm-eval's module needs the older antlr as well, so its clean-up is written here once more; a test compares the two.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def quiet() -> Generator[None]:
 
 @contextmanager
 def asked_once() -> Generator[bool]:
-    """Make loads inside silent. If the hub was asked and does not answer, they use earlier downloads; yields False."""
+    """Silence loads inside. If the hub does not answer, they use earlier downloads alone, and False is yielded."""
     from datasets import config
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""Questions about formulas, answered in another process: where a comparison hangs or takes too much memory, by no.
+"""Questions about formulas, answered in another process: a comparison that hangs or takes too much memory counts as no.
 
 math-verify's own time limits are signal handlers, which do not end a computation inside C; they are off. The worker
 sets an alarm without a handler, which ends the worker even if the process that asked is gone. The worker runs `serve`

@@ -125,7 +125,7 @@ class _Job:
         return [CellFolder(self.out / "cells" / key) for key in keys]
 
     def changed(self, folder: CellFolder) -> list[str]:
-        """The digests that changed since a complete cell was measured, without those that cost a download or a load."""
+        """Which of code and questions changed since a complete cell was measured; benchmarks on the hub are not read."""
         cell = folder.cell
         on_hub = self.data is None and cell.task in BENCHMARKS
         now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self.questions(cell.task))

@@ -1,4 +1,4 @@
-"""Results on disk, safe at any moment: every finished item is one line, written whole before the next begins.
+"""Results on disk, safe at any moment: a finished batch is written at once, one line for each item.
 
     RUN/cells/KEY/cell.json      the cell, versions, device, digests of weights, code and a benchmark's questions;
                                  whether other work shared the device (`shared`); the run that measured it, where

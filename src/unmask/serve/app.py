@@ -75,7 +75,7 @@ class EventStream(StreamingResponse):
         self.ticket = ticket
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        # The parent's own method notices that a client leaves only under some versions of ASGI.
+        # Only under some versions of ASGI does the parent's own method notice that a client has left.
         try:
             await _unless_gone(receive, self.stream_response(send))
         finally:
@@ -83,7 +83,7 @@ class EventStream(StreamingResponse):
 
 
 class App(FastAPI):
-    """FastAPI with an OpenAPI document without 422: a wrong body gets 400 here."""
+    """FastAPI whose OpenAPI document leaves out 422: a wrong body gets 400 here."""
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()

@@ -1,6 +1,6 @@
 """Checks before the handlers: the API key, where the server has one, and the body.
 
-A body must not be larger than the limit, and must be JSON by the standard.
+A body must not be larger than the limit, and must be strict JSON: no NaN, no name twice in one object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one thread that owns the model: it decodes the texts that wait, and reports to the tickets of their requests.
 
-The engine batches. This module limits its line, and decides what happens when work fails or the server stops. Knows
-nothing of HTTP but the errors that clients get.
+The engine batches. This module limits the engine's line, and decides what happens when work fails or the server stops.
+Knows nothing of HTTP but the errors that clients get.
 """
 
 from __future__ import annotations

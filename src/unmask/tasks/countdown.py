@@ -89,7 +89,7 @@ def _holds(left: int, op: str, right: int, result: int) -> bool:
 
 
 def _combine(values: list[_Value], rng: random.Random) -> _Value | None:
-    """All values joined by random operations, or None where two values allow none."""
+    """All values joined by random operations, or None where no operation suits the two values drawn."""
     while len(values) > 1:
         first, second = (values.pop(rng.randrange(len(values))) for _ in range(2))
         a, b = first.number, second.number
