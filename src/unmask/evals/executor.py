@@ -147,7 +147,7 @@ def answer(llm: Generator, batch: Batch) -> list[Generation]:
 
 
 def _read(llm: Generator, question: Question, output: Output, settings: Settings, refreshes: int) -> Generation:
-    ids = [token for token in output.canvas_ids if token != llm.spec.mask_id]  # open ones stay behind an early stop
+    ids = [token for token in output.canvas_ids if token != llm.spec.mask_id]  # an early stop leaves positions open
     text, tokens = output.text, output.usage.completion_tokens
     reference = sum(token != llm.spec.eos_id for token in ids)
     if question.reading != "text":

@@ -38,7 +38,7 @@ def describe_benchmark(task: str, model: ModelInfo, data_dir: Path | None = None
     """The fields of a cell that depend on the task: headline, shots, template and number of items.
 
     A benchmark of ours has the items of the public data, or of the files in `data_dir`. Any other task, lm-eval's or a
-    YAML file, is loaded to find them.
+    YAML file, is loaded to find these fields.
     """
     template = template_of(model.family, model.preset)
     if task in BENCHMARKS:

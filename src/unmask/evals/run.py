@@ -125,7 +125,10 @@ class _Job:
         return [CellFolder(self.out / "cells" / key) for key in keys]
 
     def changed(self, folder: CellFolder) -> list[str]:
-        """Which of code and questions changed since a complete cell was measured; benchmarks on the hub are not read."""
+        """Which of code and questions changed since a complete cell was measured.
+
+        The questions of our benchmarks on the hub are not read for this.
+        """
         cell = folder.cell
         on_hub = self.data is None and cell.task in BENCHMARKS
         now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self.questions(cell.task))
