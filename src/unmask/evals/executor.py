@@ -77,7 +77,7 @@ class Executor(TextModel, Protocol):
         ...
 
     def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
-        """The generations of each batch as soon as they are there, in any order."""
+        """The generations of each batch as soon as it is decoded, in any order of batches."""
         ...
 
     def close(self) -> None:

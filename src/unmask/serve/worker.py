@@ -114,7 +114,7 @@ class Worker:
             return sum(not request.abandoned for request in self._line.copy())
 
     def check_room(self, texts: int = 1) -> None:
-        """Raise if so many texts could not join the line now."""
+        """Raise if the line has no room for that many texts now."""
         if not self.accepting:
             raise closing()
         if self.waiting() + texts > self.max_queue:
