@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unmask.types import Output
 
 _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
-# The base of every complaint about the command itself; newer releases of typer carry a click of their own.
+# The base class of errors about the command itself; newer releases of typer carry a click of their own.
 _UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(name="unmask", no_args_is_help=True, add_completion=False, **_PLAIN)

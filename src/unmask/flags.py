@@ -38,7 +38,7 @@ SET = ("--set",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Where a model is, and in which numbers."""
+    """The device, dtype and quantisation of a model."""
 
     device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]")
     dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]")
@@ -64,7 +64,7 @@ class Model(Device):
         return choose_policy(llm.spec, self.policy, self.set_)
 
     def about(self, prompts: list[str]) -> str | None:
-        """What to say of prompts for which the embedded model was not trained."""
+        """A note on prompts that the embedded model was not trained for; None where there is nothing to note."""
         from unmask import tasks
 
         prefixes = [tasks.get(name).prefix for name in tasks.names()]
@@ -108,7 +108,7 @@ def choose_policy(spec: ModelSpec, name: str | None, pairs: Sequence[str] = ()) 
 
 
 def with_flags(kind: Any, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every field of a dataclass that has a help text; it arrives as the first argument."""
+    """Give a command a flag for every field of `kind` that has a help text; its first argument is the `kind` itself."""
     hints = get_type_hints(kind)
     shown = [item for item in fields(kind) if item.metadata]
     flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default)) for item in shown]
@@ -149,7 +149,7 @@ def _in_words(default: Any) -> str:
 
 
 def read_prompts(typed: list[str] | None, files: list[Path] | None) -> list[str]:
-    """The prompts of a command: arguments, files, else what comes through a pipe."""
+    """The prompts of a command: its arguments and files, or else the text that is piped in."""
     prompts = list(typed or [])
     for path in files or []:
         prompts += _prompts_in(path)
@@ -191,7 +191,7 @@ def _prompt_in(line: str, place: str) -> str:
 
 
 def serving() -> ModuleType:
-    """What runs a server, if it is installed."""
+    """The module that runs a server; raises an error of one line if a package it needs is missing."""
     try:
         return importlib.import_module("unmask.serve.run")
     except ModuleNotFoundError as error:
@@ -199,7 +199,7 @@ def serving() -> ModuleType:
 
 
 def with_api_key(config: ServerConfig) -> ServerConfig:
-    """The key that clients must show comes from the environment."""
+    """The config with the key that clients must send, taken from the environment."""
     key = os.environ.get("UNMASK_API_KEY")
     if key == "":
         raise UnmaskError("UNMASK_API_KEY is empty: give it a value, or unset it to serve without a key")
@@ -207,7 +207,7 @@ def with_api_key(config: ServerConfig) -> ServerConfig:
 
 
 def complaint_of(error: Any) -> str:
-    """What typer says of a wrong command, with the value, which newer releases leave out."""
+    """Typer's message about a wrong command, with the wrong value, which newer releases leave out."""
     message, found = error.format_message(), getattr(error.__cause__, "errors", list)()
     value = str(found[0]["input"]) if found else ""
     if not value or repr(value) in message:
@@ -262,7 +262,7 @@ def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
 
 
 def way_to_ask(llm: Generator, texts: list[str], *, chat: bool, infill: bool) -> tuple[Callable[..., Any], list[Any]]:
-    """The method that answers, and what to give it."""
+    """The method of the generator to call, and the prompts in the form that it takes."""
     if chat and infill:
         raise UnmaskError("--chat and --infill exclude each other")
     if chat:

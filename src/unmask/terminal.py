@@ -1,4 +1,4 @@
-"""How results look in a terminal: streamed text, tables, a progress line; plain text when it is not a terminal."""
+"""How results look in a terminal: streamed text, tables, a progress line; plain text where there is no terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def progress(prompts: int) -> Generator[Callable[[StepEvent], None]]:
 
 @contextmanager
 def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
-    """A bar on stderr with an estimate of what is left; where it is no terminal, a line for each finished cell.
+    """A bar on stderr with an estimate of the time left; where stderr is no terminal, a line for each finished cell.
 
     Yields the listeners of a run by the names of its parameters.
     """
@@ -96,7 +96,7 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
 
 
 def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
-    """Key -> what the table at the end will call the cell."""
+    """Key -> the cell's label in the table at the end."""
     from unmask.report.labels import labels
     from unmask.report.measured import Measured
 
@@ -121,7 +121,7 @@ def status(message: str) -> AbstractContextManager[Any]:
 def converse(talk: Conversation, about: Callable[[list[str]], str | None]) -> None:
     """Read lines from the user until the end of input; answers are streamed, commands and errors go to stderr.
 
-    `about` knows what to say of a prompt that the model was not made for; it is said once.
+    `about` gives a note on prompts that the model was not trained for; the note is shown once.
     """
     interactive, told, aside = is_terminal(sys.stdin), None, _stderr()
     if interactive:
@@ -163,7 +163,7 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
-PIPE = 160  # letters of a line where no screen tells how many there are
+PIPE = 160  # width of a line, in letters, where there is no terminal
 
 
 def show_tables(tables: list[Described]) -> None:
@@ -196,7 +196,7 @@ def show_tables(tables: list[Described]) -> None:
 
 
 def _least_width(column: Column, texts: list[str]) -> int:
-    """Of the column: a number with its interval is never folded, nor is a word."""
+    """The width that a column needs: a number with its interval is never folded, nor is a word."""
     parts = [column.title, *texts]
     return max(len(part) for text in parts for part in (text.split() if column.decimals is None else [text]))
 
@@ -206,7 +206,7 @@ def _place(shown: Shown) -> Text:
 
 
 def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
-    """A table of measurements: a column for each name that has a value somewhere other than the usual one."""
+    """A table of measurements. A column that is empty, or at its usual value, in every row is left out."""
     from unmask.bench.measure import short
 
     def text(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Whole requests: from the prompt's ids to the last committed token, beside the sum of the floors of their passes.
+"""Times whole requests, from the prompt's ids to the last committed token, beside the sum of their passes' floors.
 
-What `unmask bench generate` shows. Every decoded position counts as a token, also past the end of a text: the prompts
-are random ids, and where a text would end says nothing.
+The command is `unmask bench generate`. Every decoded position counts as a token, also past the end of a text: the
+prompts are random ids, so where a text ends is an accident.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from unmask.types import Timing
 
 
 class Run(NamedTuple):
-    """One run of a batch, in which no clock looks into the passes."""
+    """One run of a batch, timed without a clock inside the passes."""
 
     seconds: float
-    first_s: float  # until every row has the beginning of its text for good
+    first_s: float  # until every row has a first piece of text that can no longer change
     kept: int  # tokens before the ends of the texts; random weights end texts by accident
 
 
@@ -106,7 +106,7 @@ def _run(model: MaskedLM, load: Load, pool: StoragePool) -> Run:
     for event in decode(Scheduler(requests, rows=len(requests)), runner_for(model, pool)):
         if event.row in waiting and canvases[event.row].prefix(whole_blocks=whole_blocks):
             waiting.discard(event.row)
-            # Its tokens have been read by the host: there is nothing to wait for.
+            # The host has read the row's tokens, so there is no need to wait for the device.
             first = time.perf_counter() - began
     seconds, ends = now(model.device) - began, model.spec.end_ids
     kept = (next((n for n, token in enumerate(row.filled) if token in ends), len(row.filled)) for row in canvases)

@@ -1,6 +1,6 @@
 """What is decoded in a measurement: random prompts of given lengths, in every combination of batch, cache and refresh.
 
-What the rows say is of no interest, so that a checkpoint is needed no more than its shape.
+What the rows say does not matter, so random weights in the shape of a checkpoint will do.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Load:
     shortest_prompt: int | None = None
 
     def plan(self, model: MaskedLM) -> Plan:
-        """How it is decoded; refuses, in one line, what the model cannot decode."""
+        """The plan of its requests; raises an error of one line if the model cannot decode them."""
         names = ("max_tokens", "block_size", "cache", "refresh", "seed")
         made = plan(model, self.policy, Settings(**{name: getattr(self, name) for name in names}))
         if self.prompt_tokens + self.max_tokens > model.spec.max_length:
             asked = f"{self.prompt_tokens} prompt tokens and {self.max_tokens} to generate"
             raise UnmaskError(f"{asked} are more than the {model.spec.max_length} positions of {model.spec.name}")
-        if model.device.type == "cpu":  # a GPU that is full raises an error; here the kernel would kill the process
+        if model.device.type == "cpu":  # a full GPU raises an error; here the system would kill the process
             room = {"what": self.in_words(), "instead": "use a smaller batch or fewer tokens"}
             check_memory(self._least_bytes(model), model.device, **room)
         return made
 
     def requests(self, model: MaskedLM) -> list[Request]:
-        """Fresh ones, the same each time."""
+        """New requests, with the same prompts at every call."""
         made, spec = self.plan(model), model.spec
         generator = torch.Generator().manual_seed(self.seed)
         ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
@@ -69,7 +69,7 @@ class Load:
         return [Request(canvas=canvas, plan=made) for canvas in canvases]
 
     def _least_bytes(self, model: MaskedLM) -> int:
-        """What a pass over whole canvases holds at once: states of a layer or logits, and what a cache stores."""
+        """The bytes that a pass over whole canvases holds at once: states of a layer or logits, and the cache."""
         length, vocabulary = self.max_tokens + (self.shortest_prompt or self.prompt_tokens), model.spec.vocab_size
         if not isinstance(model, Transformer):
             return model.dtype.itemsize * self.batch * length * vocabulary
@@ -81,7 +81,7 @@ class Load:
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Of every row, the longest first."""
+        """The prompt length of every row, the longest first."""
         spread = self.prompt_tokens - (self.shortest_prompt or self.prompt_tokens)
         return [self.prompt_tokens - round(spread * row / max(1, self.batch - 1)) for row in range(self.batch)]
 
@@ -119,7 +119,7 @@ class LoadTiming:
 
 
 def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:
-    """Every combination, if the model can decode it; `none` has nothing to refresh and is there once."""
+    """Every combination; raises if the model cannot decode one. A cache that is never refreshed comes once."""
     block_size = workload.block_size or (model.spec.block_size if model.spec.causal else None) or 32
     policy = workload.policy or default_policy(block_size)
     usable = ("none", "exact") if model.spec.causal else ("none", "prefix", "dual")
@@ -146,16 +146,16 @@ def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:
 
 
 def default_policy(block_size: int) -> Policy:
-    """A quarter as many passes as a block has positions, however many the model is sure of.
+    """A quarter as many passes as a block has positions, however sure the model is.
 
-    So the work is the same for every code and every model, though Dream commits a single position in a refresh. A short
-    last block takes as many passes as the others, if it has so many positions.
+    So the work is the same for every version of the code and every model, though Dream commits a single position in a
+    refresh. A short last block takes as many passes as the others, if it has that many positions.
     """
     return Fixed(passes=max(1, block_size // 4))
 
 
 def announced(loads: list[Load], model: MaskedLM, on_progress: Say) -> Iterator[Load]:
-    """Each load in turn; its shape, which comes again and again, is announced if the prompts are of one length."""
+    """Each load in turn. If its prompts are of one length, the kernels are told that its shape will come often."""
     kernels = fast_module("unmask.models.kernels.passes", model.device)
     for number, load in enumerate(loads, 1):
         on_progress(f"measuring {number} of {len(loads)}: {load.in_words()}")

@@ -30,7 +30,7 @@ def median_ms(call: Callable[[], Any], *, repeats: int, device: torch.device) ->
 
 
 def lasting_ms(call: Callable[[], Any], *, seconds: float, device: torch.device) -> float:
-    """Mean time of a call that is repeated for so long without a pause, in the second half of that time."""
+    """Mean time of a call that is repeated for `seconds` without a pause; only the second half counts."""
     times, began = [], now(device)
     while sum(times) < seconds:
         for _ in range(_WITHOUT_PAUSE):
@@ -42,10 +42,10 @@ def lasting_ms(call: Callable[[], Any], *, seconds: float, device: torch.device)
 
 
 def replayed_ms(calls: Sequence[Callable[[], Any]], *, repeats: int, device: torch.device) -> float:
-    """Median time of one of these calls on a CUDA device, which replays them all from a graph: the host has no part."""
+    """Median time of one of these calls, all replayed from one CUDA graph, so that the host's launches do not count."""
     with torch.cuda.device(device):
         for call in calls:
-            call()  # what it compiles or sets up must not be captured
+            call()  # compiling and setting up must not be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -55,13 +55,13 @@ def replayed_ms(calls: Sequence[Callable[[], Any]], *, repeats: int, device: tor
 
 
 def copies_beyond_cache(tensor: torch.Tensor) -> int:
-    """How many copies of a CUDA tensor it takes to find none in the L2 cache, read in turn; at most 256."""
+    """How many copies of a CUDA tensor, read in turn, are too many for the L2 cache to keep any; at most 256."""
     cache = torch.cuda.get_device_properties(tensor.device).L2_cache_size
     return min(1 + math.ceil(2 * cache / tensor.nbytes), 256)
 
 
 def now(device: torch.device) -> float:
-    """The time in seconds when everything asked of the device so far is done."""
+    """The time in seconds, after the device has finished everything asked of it so far."""
     wait_for(device)
     return time.perf_counter()
 
@@ -79,7 +79,7 @@ def extra_memory_mib(call: Callable[[], Any], *, device: torch.device) -> float 
         return (torch.cuda.max_memory_allocated(device) - before) / _MIB
     if device.type != "cpu" or sys.platform != "linux":
         return None
-    # Memory that the allocator has kept for later would be used again without being seen.
+    # Memory that the allocator has kept would be used again without showing in the peak.
     ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,6 +1,6 @@
 """The mean-field rule evaluated as it is printed: both Kullback-Leibler terms over an m x m x v tensor.
 
-The yardstick of `unmask bench rule`, and nothing else: every position is open, and no probability is 0.
+A yardstick for `unmask bench rule` only: it assumes that every position is open and that no probability is 0.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ class MeasuredPass:
     """One forward pass over the live rows."""
 
     kind: str
-    blocks: frozenset[int]  # in which the rows are; one when they go in step
-    ahead: int  # the earliest block that is not complete after it
+    blocks: frozenset[int]  # the current blocks of the live rows; one if all rows are in the same
+    ahead: int  # the earliest block that is not complete after this pass
     calls: tuple[ModelCall, ...]
     seconds: float
-    timing: Timing | None = None  # where they went, if that was asked for
+    timing: Timing | None = None  # the parts of `seconds`, if they were asked for
 
 
 class Watched:
@@ -57,7 +57,7 @@ class Watched:
         done = self.runner.forward(call)
         plan, predicted = done.plan, done.window.at.shape[1]
         self.calls.append(ModelCall(positions=tuple(plan.sizes), keys=tuple(plan.seen), predicted=predicted))
-        # The first pass over a block of an exact cache stores the block before it, as a refresh does.
+        # With an exact cache, the first pass over a block also stores the block before it: that counts as a refresh.
         stores = [row.refresh or (call.kind.cache == "exact" and row.span[0] < block[0])
                   for row, block in zip(plan.rows, done.window.blocks, strict=True)]  # fmt: skip
         self.kinds |= {REFRESH if stored else KINDS[call.kind.cache] for stored in stores}
@@ -71,14 +71,14 @@ class Watched:
 
 
 def run_passes(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -> Iterator[MeasuredPass]:
-    """Decode, and tell of every pass when it is over; the first includes setting up the loop."""
+    """Decode, and yield every pass when it is over; the first includes setting up the loop."""
     requests = load.requests(model)
     canvases = [request.canvas for request in requests]
     clock = TimedRunner(model, pool) if timed else None
     watched = Watched(clock or runner_for(model, pool))
     events = decode(Scheduler(requests, rows=len(requests)), watched)  # ty: ignore[invalid-argument-type]
-    # The loop tells of a pass when the host has read its tokens. By then the next one may be under way on the device:
-    # to wait for that, too, would count it twice.
+    # The loop yields a pass's events when the host has read its tokens. By then the next pass may be under way on the
+    # device: to wait for it here would count it twice.
     ended = now(model.device)
     while live := [canvas for canvas in canvases if not canvas.finished]:
         blocks, began = frozenset(canvas.block_index for canvas in live), ended

@@ -1,9 +1,9 @@
 """How fast a forward pass could be: what a device can do, measured, and what the pass must do, counted.
 
-Counts the matrix products and the attention of every layer, for every position that a call computes; everything else
-a perfect kernel would do on the way. Each of them reads its inputs once and writes its outputs once, and takes as long
-as the slower of its bytes and its arithmetic. They run one after the other, so the floor of a pass is their sum.
-Quantised weights are read as they are stored.
+Counts the matrix products and the attention of every layer, for every position that a call computes, and the head. A
+perfect kernel would do everything else on the way. Each operation reads its inputs once and writes its outputs once,
+and takes as long as the slower of its bytes and its arithmetic. Operations run one after the other, so the floor of a
+pass is their sum. Quantised weights are read as they are stored.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from unmask.models.layers import TransformerShape
 
 # Bytes of a copy, width of a product, runs of each: many times the caches of the device, and done in a second.
 _SIZES = {"gpu": (2**31, 8192, 20), "cpu": (2**28, 1536, 11)}
-_LASTING_S = 1.0  # after which a GPU has found the clock at which it can go on
+_LASTING_S = 1.0  # after which a GPU has reached the clock that it can keep up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What the device does at best, in the dtype of the model."""
+    """The highest rates of the device, in the dtype of the model."""
 
     bytes_per_s: float  # of a large copy, read and written bytes both counted
     flops_per_s: float  # of a large matrix product
     lasting_flops_per_s: float | None = None  # of many of them without a pause, which make a GPU lower its clock
 
     def lasting(self) -> Ceilings | None:
-        """What it does for seconds on end, if that was measured."""
+        """The rates that the device keeps up for seconds, if they were measured."""
         return None if self.lasting_flops_per_s is None else replace(self, flops_per_s=self.lasting_flops_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """The size of one call of the model: a number for each row, and one for all."""
+    """The size of one model call: two numbers for each row, and one for all rows."""
 
     positions: tuple[int, ...]  # computed
     keys: tuple[int, ...]  # seen by each of them
@@ -53,7 +53,7 @@ class Cost(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """The time below which no version of some work goes that does all of it."""
+    """The least time in which the device could do some work."""
 
     seconds: float
     bound_by: str  # 'memory' or 'arithmetic': what most of the time consists of
@@ -96,7 +96,7 @@ def operations(shape: TransformerShape, call: ModelCall, itemsize: int, *, quant
         "queries, keys and values": product(shape.width, queries + stored, queries + stored),
         "attention": Cost(itemsize * (sum(call.keys) * stored + 2 * tokens * queries), 4 * pairs * queries),
         "attention output": product(queries, shape.width, shape.width),
-        # Gate and up make one number of two before anything is written.
+        # Gate and up are combined into one number before anything is written.
         "feed-forward in": product(shape.width, 2 * shape.hidden, shape.hidden),
         "feed-forward out": product(shape.hidden, shape.width, shape.width),
     }

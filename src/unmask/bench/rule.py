@@ -1,8 +1,9 @@
 """The mean-field rule beside the formula as it is printed: time, memory, and how far both are from the truth.
 
-What `unmask bench rule` shows. The logits are made up: positions that are sure, torn or without a clue, not a model's.
-On a CUDA device the rule is replayed from a graph, as a decoding loop would, on copies of the logits in turn that do
-not fit into the L2 cache together; the printed formula is called: its milliseconds drown what a call costs.
+The command is `unmask bench rule`. The logits are made up, not a model's: positions that are sure, torn or without a
+clue. On a CUDA device the rule is replayed from a graph, as in a decoding loop, on copies of the logits in turn that do
+not fit into the L2 cache together. The printed formula is called without a graph: beside its milliseconds, the cost of
+a call does not show.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from unmask.models.checkpoint.memory import check_memory, free_memory
 from unmask.models.device import choose_device
 from unmask.rules import mean_field_commit
 
-# Starting a graph and waiting for it takes the host some microseconds, which so many calls share.
+# Starting a graph and waiting for it takes the host some microseconds: at least this many calls share them.
 _LEAST_CALLS = 32
 
 
@@ -110,7 +111,7 @@ def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> RuleTiming:
     device, on_cuda, repeats = logits.device, logits.is_cuda, asked.repeats
     batch, positions, vocabulary = logits.shape
     masked = torch.ones(batch, positions, dtype=torch.bool, device=device)
-    # On a CUDA device the logits are trusted: only then can a graph capture the rule, and kernels serve it.
+    # On a CUDA device the logits are not validated: only then can a graph capture the rule, and kernels serve it.
     decide = partial(mean_field_commit, masked=masked, validate=not on_cuda)
     ours, copies = partial(decide, logits), copies_beyond_cache(logits) if on_cuda else 1
     truth, overlap = exact_overlap(logits), ours(normalize="none").overlap

@@ -1,7 +1,7 @@
-"""Single forward passes, whole: the model, the policy and the commit, beside the floor of the forward alone.
+"""Times single passes, with model, policy and commit, beside the floor of the forward alone.
 
-What `unmask bench step` shows. Measured in the second block of a request, in which every kind of pass occurs and which
-pays nothing for the beginning of the request.
+The command is `unmask bench step`. Passes are measured in the second block of a request: every kind of pass occurs
+there, and none pays for the beginning of the request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepTiming(LoadTiming):
         floor: Floor | None,
         lasting: Floor | None,
     ) -> None:
-        """Passes of one kind: `whole` without a clock in them, `split` with their parts.
+        """Passes of one kind: `whole` timed without a clock inside them, `split` with their parts.
 
         `floor` is that of the forward alone, None for a model whose sizes are not known. `lasting` is the same with
         products at the rate that a GPU keeps up for seconds.
@@ -85,7 +85,7 @@ def bench_step(
 ) -> list[StepTiming]:
     """A timing for each kind of pass of each load; one run of each load is not counted.
 
-    `on_missing` gets a line for each kind that a request might have had in its second block, and had not.
+    `on_missing` gets a line for each kind of pass that might have occurred in the second block and did not.
     """
     if others := [refresh for refresh in workload.refreshes if refresh != "block"]:
         raise UnmaskError(f"steps are measured with refresh='block', got {others[0]!r}")
@@ -118,8 +118,8 @@ def _measure(model: MaskedLM, load: Load, repeats: int, subject: Subject, ceilin
     def run(*, timed: bool) -> list[MeasuredPass]:
         return [found for _ in range(repeats) for found in _second_block(model, load, pool, timed=timed)]
 
-    # Looking into a pass makes the host wait for a GPU, so times of whole passes come from runs without it. A CPU has
-    # nothing to wait for: there one run tells both.
+    # Timing the parts of a pass makes the host wait for a GPU, so times of whole passes come from runs without it. A
+    # CPU has nothing to wait for: there one run gives both.
     on_cpu = model.device.type == "cpu"
     whole = run(timed=on_cpu)
     split = whole if on_cpu else run(timed=True)

@@ -20,7 +20,7 @@ from unmask.models.device import choose_device, device_name
 from unmask.models.quantized import check_format
 from unmask.models.random_weights import random_model
 
-# The sizes of the published checkpoints, in the words of their config.json.
+# The sizes of the published checkpoints, under the keys of their config.json.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llada-8b": {
         "model_type": "llada",
@@ -123,7 +123,7 @@ def open_model(
 
 
 def _config_of(name: str) -> Mapping[str, Any]:
-    """The config of a checkpoint whose weights are not wanted, so that nothing is downloaded for it."""
+    """The config of tiny or of a local checkpoint. Its weights are not needed, so nothing is downloaded."""
     folder = TINY if name == "tiny" else Path(name).expanduser()
     if not (folder / "config.json").is_file():
         raise UnmaskError(f"--random-weights needs --shape or a folder with a config.json, got {name!r}")

@@ -1,4 +1,4 @@
-"""What the commands of `unmask bench` are asked to measure: their flags, and what is refused at once.
+"""The workloads of `unmask bench`: their flags, and checks of the values before anything is loaded.
 
 Knows nothing of torch, so that the command line can show its flags at once.
 """
@@ -47,7 +47,7 @@ class Workload:
         sizes: dict[str, Any] = {"max_tokens": self.max_tokens, "block_size": self.block_size, "seed": self.seed}
         for cache in self.caches or ("none",):
             for refresh in self.refreshes:
-                Settings(cache=cache, refresh=refresh, **sizes)  # raises what is wrong with them
+                Settings(cache=cache, refresh=refresh, **sizes)  # raises if a value is wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
 """Whether an answer to GSM8K or MATH is right, as lm-eval 0.4.13 decides it (`gsm8k` 3.0, `minerva_math` 3.1).
 
-GSM8K asks for a number: after `####` (strict), or the last one in the text (flexible). MATH asks for a formula: the one
-of the closing sentence, compared with the gold answer after Minerva's clean-up (exact_match), or whatever math-verify
-finds (math_verify). Formulas are compared in another process, because sympy may take for ever.
+GSM8K asks for a number: after `####` (strict), or the last one in the text (flexible). MATH asks for a formula: that of
+the closing sentence, compared with the gold answer after Minerva's clean-up (exact_match), or the one that math-verify
+finds in the text (math_verify). Formulas are compared in another process, because sympy may take for ever.
 
-Two things differ from what made the published MATH numbers (`minerva_math` 2.0). An answer that is the gold answer to
-the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not read. Formulas are
-read by latex2sympy2-extended, since sympy's own reader wants an older antlr than the one that is installed. lm-eval's
-module insists on the older one as well, so its clean-up is written here once more; a test compares the two.
+Two things differ from the version behind the published MATH numbers (`minerva_math` 2.0). An answer that equals the
+gold answer to the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not
+read. Formulas are read by latex2sympy2-extended, since sympy's own reader needs an older antlr than the installed one.
+lm-eval's module needs the older antlr as well, so its clean-up is written here once more; a test compares the two.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from unmask.policies import Policy
 
 SCHEMA = "unmask.eval/1"
-TABLES = ("main", "ablation", "sensitivity", "blocks", "curves", "lengths", "speed", "weights")  # what a run may be for
+TABLES = ("main", "ablation", "sensitivity", "blocks", "curves", "lengths", "speed", "weights")  # a run is for one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What a loaded model tells of itself, as far as its cells depend on it."""
+    """What cells need to know of a loaded model."""
 
     family: str  # 'llada' or 'dream'
     preset: str  # the name under which presets know it
@@ -34,7 +34,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One cell of a table, with nothing left to default: what must be equal for two results to be comparable."""
+    """One cell of a table, with every default filled in: equal cells ask for the same measurement."""
 
     model: str  # as the recipe names it
     family: str  # 'llada' or 'dream'
@@ -49,7 +49,7 @@ class Cell:
     dtype: str = "float32"
     device: str = "cpu"  # type only
     headline: str = "correct"  # the score that tables show; `scores` of an item may have more
-    paper: bool = False  # whether the protocol is the paper's, so that its values may stand beside
+    paper: bool = False  # whether the protocol is the paper's, so that a table may print the paper's values beside it
 
     @property
     def key(self) -> str:
@@ -79,7 +79,7 @@ class Generation:
     tokens_reference: int = 0  # counted as the public wrapper of the family counts
     tokens_answer: int = 0  # up to the first end of text or stop string
     passes: int
-    seconds: dict[str, float]  # 'model', 'policy', 'rest'; of a batch, the row's share
+    seconds: dict[str, float]  # 'model', 'policy', 'rest'; in a batch, the row's share
     truncated: bool = False  # shots or text were left out to fit the model
     refreshes: int | None = None  # passes that renewed a cache; None: not counted
     note: dict[str, Any] = field(default_factory=dict)  # task-specific, e.g. the kind of item

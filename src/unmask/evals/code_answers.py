@@ -1,8 +1,8 @@
 """Whether an answer to HumanEval or MBPP is right: it is run in the sandbox, against the tests of its record.
 
 HumanEval of chat models is cleaned first, as the public scripts of LLaDA and Dream do it: the fenced code, after the
-prompt, without what does not parse and what the wanted function does not use. That last step also drops the helper
-which only the tests of HumanEval/50 call, so that one task can hardly be solved in this form, there and here.
+prompt, without lines that do not parse and definitions that the wanted function does not use. The last step also drops
+the helper that only the tests of HumanEval/50 call: with this clean-up that task can hardly be solved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Doc = Mapping[str, Any]
 
 
 def humaneval(doc: Doc, results: list[str]) -> dict[str, int]:
-    """pass@1 of an answer; `cleaned` in the record: it is cleaned first, otherwise it continues the prompt as it is."""
+    """pass@1 of an answer. It is cleaned first if the record says `cleaned`; else it continues the prompt as it is."""
     return _passed(humaneval_program(doc, results[0]))
 
 
@@ -75,7 +75,7 @@ def _longest_that_parses(lines: list[str]) -> list[ast.stmt]:
     runs = combinations(range(len(lines) + 1), 2)
     for start, end in sorted(runs, key=lambda run: filled[run[0]] - filled[run[1]]):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as those on invalid escapes, which are no business of ours
+            warnings.simplefilter("ignore")  # about the answer's code, such as invalid escapes
             try:
                 return ast.parse("\n".join(lines[start:end])).body
             except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -1,8 +1,8 @@
-"""Where questions are answered: batches in, generations out, and the executor of this process.
+"""Executors answer questions: batches in, generations out. The executor of this process is here.
 
-Both are plain data that can be pickled, and generations may come in any order. So another executor may send batches to
-other processes or machines: it is a class with the methods of `Executor`, found by its name in the entry point group
-`unmask.backends`. Knows nothing of scores and files.
+Batches and generations are plain data that can be pickled, and generations may come in any order. So another executor
+may send batches to other processes or machines. It is a class with the methods of `Executor`, found by its name in the
+entry point group `unmask.backends`. Knows nothing of scores and files.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Question:
     continuations: tuple[list[int], ...] = ()
     choices: tuple[str, ...] = ()  # the continuations' texts
     stop: tuple[str, ...] = ()  # what ends an answer, beside the strings of the settings
-    reading: Literal["text", "wrapper", "whole"] = "text"  # the engine's text, or as the family's wrapper reads it
+    reading: Literal["text", "wrapper", "whole"] = "text"  # the engine's text, or the family's wrapper's, cut or not
     truncated: bool = False
     note: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Questions to answer together, all with the same stop strings; or one whose continuations are compared."""
+    """Questions to answer together, all with the same stop strings; or one question with continuations to compare."""
 
     questions: tuple[Question, ...]
     policy: Policy
@@ -73,11 +73,11 @@ class Executor(TextModel, Protocol):
         ...
 
     def check(self, policy: Policy, settings: Settings) -> None:
-        """Refuse, in one line, what the model cannot do."""
+        """Raise an error of one line if the model cannot decode with these."""
         ...
 
     def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
-        """The generations of each batch as soon as they are there, in any order."""
+        """The generations of each batch as soon as it is decoded, in any order of batches."""
         ...
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ backends.register("local")(LocalExecutor)
 
 
 def answer(llm: Generator, batch: Batch) -> list[Generation]:
-    """What the model makes of each question."""
+    """The model's generation for each question."""
     if batch.questions[0].continuations:
         return [_compared(llm, question, batch.batch_size) for question in batch.questions]
     settings = batch.settings.with_(stop=(*batch.settings.stop, *batch.questions[0].stop))
@@ -147,7 +147,7 @@ def answer(llm: Generator, batch: Batch) -> list[Generation]:
 
 
 def _read(llm: Generator, question: Question, output: Output, settings: Settings, refreshes: int) -> Generation:
-    ids = [token for token in output.canvas_ids if token != llm.spec.mask_id]  # masks stay open behind an early stop
+    ids = [token for token in output.canvas_ids if token != llm.spec.mask_id]  # an early stop leaves positions open
     text, tokens = output.text, output.usage.completion_tokens
     reference = sum(token != llm.spec.eos_id for token in ids)
     if question.reading != "text":
@@ -175,7 +175,7 @@ def _read(llm: Generator, question: Question, output: Output, settings: Settings
 def _compared(llm: Generator, question: Question, batch_size: int) -> Generation:
     """Monte Carlo estimates of ln p(continuation | prompt), as LLaDA's evaluation makes them.
 
-    Whether greedy decoding gives a continuation is asked of a lone one only: a choice among several does without.
+    Greedy decoding is tried only where an item has one continuation: a choice among several does not need it.
     """
     start, values, passes = time.perf_counter(), [], 0
     for prompt, continuation in zip(question.prompts, question.continuations, strict=True):

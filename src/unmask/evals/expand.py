@@ -1,4 +1,4 @@
-"""Makes the cells of one model out of a recipe and a loaded model's description. A cell leaves nothing open."""
+"""Makes the cells of one model out of a recipe and a loaded model's description. A cell has no default left."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ SHOT_END = "\x1e"  # marks the end of every shot, so that shots can be left out;
 def describe_benchmark(task: str, model: ModelInfo, data_dir: Path | None = None) -> dict[str, Any]:
     """The fields of a cell that depend on the task: headline, shots, template and number of items.
 
-    One of ours has the items of the public data, or of the files in the folder. Any other task of lm-eval, or the YAML
-    file of one, is loaded to find out.
+    A benchmark of ours has the items of the public data, or of the files in `data_dir`. Any other task, lm-eval's or a
+    YAML file, is loaded to find these fields.
     """
     template = template_of(model.family, model.preset)
     if task in BENCHMARKS:
@@ -56,9 +56,9 @@ def describe_benchmark(task: str, model: ModelInfo, data_dir: Path | None = None
 
 
 def questions_of(task: str, data_dir: Path | None) -> Iterator[Any]:
-    """All that a task asks, its shots and how it asks, as plain data."""
+    """The questions and shots of a task, and the configuration of one that is not ours, as plain data."""
     for each in _load_tasks(task, data_dir):
-        if task not in BENCHMARKS:  # the files of ours count as code
+        if task not in BENCHMARKS:  # the files of our tasks count as code
             yield each.dump_config()
         yield from each.eval_docs
         if each.get_config("num_fewshot"):
@@ -72,7 +72,7 @@ class BenchmarkTask:
         known = BENCHMARKS.get(cell.task)
         if known and (cell.shots or 0) > known.most_shots:
             raise UnmaskError(f"{cell.task} has at most {known.most_shots} shots, got {cell.shots}")
-        # HumanEval answers of chat models are tidied up before they run, and so are Dream's.
+        # HumanEval answers of chat models and of Dream are cleaned before they run.
         self._protocol = {"cleaned": cell.template == "chat" or cell.family == "dream"} if known else {}
         self._asked = _requests(cell, _load_tasks(cell.task, data_dir))
         self.questions = [
@@ -116,7 +116,7 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
     *shots, asked = first.args[0].split(SHOT_END)
     prompt = fitted_prompt(model, shots=shots, question=asked, template=template, new_tokens=new_tokens)
     until = first.args[1].get("until") or ()
-    # LLaDA's wrapper leaves what chat models write for HumanEval uncut: text around the code is not its end.
+    # LLaDA's wrapper does not cut a chat model's answer to HumanEval: text around the code does not end the answer.
     whole = template == "chat" and str(first.doc.get("task_id", "")).lower().startswith("humaneval")
     return Question(
         id=id,
@@ -156,7 +156,7 @@ def _requests(cell: Cell, tasks: list[Task]) -> dict[int, tuple[Task, list[Insta
     asked: dict[int, tuple[Task, list[Instance]]] = {}
     with quiet():
         for number, task in enumerate(tasks):
-            if task.get_config("num_fewshot") != 0:  # which means that the task has none
+            if task.get_config("num_fewshot") != 0:  # 0: the task takes no shots
                 task.set_config(key="num_fewshot", value=cell.shots or 0)
             task.set_fewshot_seed(seed=SHOT_SEED)
             _seed()
@@ -197,7 +197,7 @@ def _seed() -> None:
 
 
 def _manager_of(task: str, data_dir: Path | None) -> TaskManager:
-    """A task manager that knows our tasks, one for a task in a file, or the one that knows all of lm-eval's."""
+    """The manager for a task: of our tasks, of no tasks for one in a file, or of all of lm-eval's."""
     from lm_eval.tasks import TaskManager
 
     if task in BENCHMARKS:

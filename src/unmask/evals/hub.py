@@ -27,7 +27,7 @@ def quiet() -> Generator[None]:
 
 @contextmanager
 def asked_once() -> Generator[bool]:
-    """Loads inside are silent, and use earlier downloads only if the hub does not answer; yields whether it does."""
+    """Silence loads inside. If the hub does not answer, they use earlier downloads alone, and False is yielded."""
     from datasets import config
     from huggingface_hub import constants
 

@@ -25,8 +25,8 @@ from unmask.settings import Settings
 class UnmaskLM(LM):
     """A generator, a policy and settings behind lm-eval's interface.
 
-    `pretrained` is a generator, or what `unmask.load` takes; further keywords are fields of Settings. The task's stop
-    strings are applied, its wishes for lengths and sampling are not: those are the settings'.
+    `pretrained` is a generator, or what `unmask.load` takes; further keywords are fields of Settings. A task's stop
+    strings apply. Its lengths and sampling do not: the settings decide these.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class UnmaskLM(LM):
         **fields: Any,
     ) -> None:
         super().__init__()
-        del max_batch_size  # lm-eval passes it along; there is no size to find out
+        del max_batch_size  # lm-eval passes it, for a search for the largest batch; there is none here
         if not str(batch_size or 1).isdecimal() or int(batch_size or 1) < 1:
             raise UnmaskError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
         self.batch_size = int(batch_size or 1)
@@ -59,7 +59,7 @@ class UnmaskLM(LM):
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Estimates of ln p(continuation | context), and whether greedy decoding gives the continuation.
 
-        The second is found out only where an item has one continuation: a choice among several does not ask for it.
+        Greedy decoding is tried only where an item has one continuation: a choice among several does not need it.
         """
         return self._answers(requests, lambda request: (request.task_name, request.doc_id))
 

@@ -1,6 +1,6 @@
 """The item loop of every task: questions are cut into batches, an executor answers them, answers are kept and scored.
 
-Which items are decoded together depends on the cell alone, so an interrupted run gives what an undisturbed one gives.
+The batches depend on the cell alone, so an interrupted run gives the same answers as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(
 
     score([row for row in folder.generations.values() if row.id in asked and row.id not in folder.scores])
     for answered in executor.map(left):
-        # A kill may have cut a batch short on disk: what is there stays.
+        # A kill may have cut a batch short on disk: the items on disk stay as they are.
         rows = [row for row in answered if row.id not in folder.generations]
         folder.add(rows)
         score(rows)

@@ -1,8 +1,8 @@
-"""Questions about formulas, answered in another process: a comparison that hangs or swallows memory means no.
+"""Questions about formulas, answered in another process: a comparison that hangs or takes too much memory counts as no.
 
 math-verify's own time limits are signal handlers, which do not end a computation inside C; they are off. The worker
-sets an alarm without a handler: it ends the process, also where the process that asked is gone. This file is the
-worker, too, started as a command: a spawned process would run the caller's main module again.
+sets an alarm without a handler, which ends the worker even if the process that asked is gone. The worker runs `serve`
+of this file in a new interpreter: a spawned process would run the caller's main module again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _start() -> None:
     close()
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    # In a session of its own: an interrupt is not for the worker, which ends with its input.
+    # In a session of its own, so that an interrupt does not reach the worker, which ends when its input does.
     command = [sys.executable, "-c", program]
     _workers.append(
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, bufsize=1, start_new_session=True)
@@ -48,7 +48,7 @@ def _start() -> None:
 
 
 def _exchange(request: str) -> str:
-    """The worker's next line, after the request; nothing if the worker is dead, which is then cleared away."""
+    """Send the request and read the worker's next line; empty if the worker is dead, and then it is closed."""
     worker, answer = _workers[0], ""
     assert worker.stdin is not None
     assert worker.stdout is not None
@@ -57,7 +57,7 @@ def _exchange(request: str) -> str:
             worker.stdin.write(request)
             answer = worker.stdout.readline().strip()
     finally:
-        if not answer:  # also after an interrupt: what the worker says later belongs to no question
+        if not answer:  # also after an interrupt: a late line would answer the next question
             close()
     return answer
 
@@ -80,7 +80,7 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20, MEMORY_MIB * 2**20))
     questions = {"equivalent": _equivalent, "verified": _verified}
     signal.setitimer(signal.ITIMER_REAL, START_S)
-    found = _equivalent("1", "1.0") and _verified("$1$", "$1$")  # also loads what they need, before the clock runs
+    found = _equivalent("1", "1.0") and _verified("$1$", "$1$")  # loads their packages before a question is timed
     while True:
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(bool(found)), flush=True)  # noqa: T201

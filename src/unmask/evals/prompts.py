@@ -23,14 +23,14 @@ TEMPLATES = ("none", "chat")
 def template_of(family: str, model: str) -> str:
     """'chat' for LLaDA checkpoints that are called instruct, else 'none': what the public scripts do.
 
-    They look for the word in the path, so that LLaDA-1.5 gets raw text, and Dream does even where it is an instruct.
+    The scripts look for the word in the path, so LLaDA-1.5 gets raw text. Dream's instruct models get raw text as well.
     """
     return "chat" if family == "llada" and "instruct" in model.lower() else "none"
 
 
 @runtime_checkable
 class TextModel(Protocol):
-    """A model as far as texts go: its special tokens and its tokenizer. Generators and executors are such."""
+    """A model's special tokens and tokenizer. Generators and executors have both."""
 
     spec: ModelSpec
     codec: TextCodec
@@ -96,13 +96,13 @@ def read_answer(model: TextModel, ids: Sequence[int], *, until: Sequence[str], w
     spec, codec, strings = model.spec, model.codec, tuple(until)
     counted = ids = [token for token in ids if token != spec.mask_id]  # left open behind an early stop
     if spec.convention == "dream":
-        # Run-on text behind the cuts is counted by the public code, so it is here.
+        # The public code counts the text behind the cuts as well.
         end = codec.token_text(spec.eos_id)
         text = _cut(codec.decode(ids, special=True), (end, *strings))
     elif whole:
         text = _cut(codec.decode(ids), strings)
     else:
-        # The end-of-text token is no stop string: what was decoded behind it stays, and the last step drops the token.
+        # The end-of-text token is no stop string: text decoded behind it stays, and the last step drops the token.
         counted = codec.encode(_cut(codec.decode(ids, special=True), strings), special=False)
         text = codec.decode(counted)
     kept, _, _ = Ending(token_ids=spec.end_ids, strings=strings, codec=codec).cut(ids)

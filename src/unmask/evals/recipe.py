@@ -1,7 +1,7 @@
 """What to measure, read from a YAML file: models x policies x settings x tasks.
 
-Everything that can be wrong in a recipe is found here, before a model is loaded; every complaint is one line that names
-the file and the key. What a recipe leaves open is filled in by `expand.py`, which knows the model.
+Keys, names and values are checked here, before a model is loaded; every error is one line that names the file and the
+key. `expand.py`, which knows the model, fills in what a recipe leaves out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
 SETTINGS = Settings.__dataclass_fields__
 
-# What other projects call our keys, and where it goes here.
+# Keys of other projects -> our key, and where it stands.
 _FOREIGN = {
     "gen_length": "max_tokens, in settings",
     "max_new_tokens": "max_tokens, in settings",
@@ -99,7 +99,7 @@ _TRUTHS, _TEXTS = ("allow_unsandboxed", "shared"), ("title", "data_dir", "table"
 
 
 def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe in that file; a flag that is not None wins over the key of its name, one or many."""
+    """The recipe in that file; a flag that is not None wins over the key of its name, singular or plural."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -143,7 +143,7 @@ def _in_plural(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _at(place: str) -> Generator[None]:
-    """Complaints from inside begin with the place in the recipe."""
+    """Errors from inside begin with the place in the recipe."""
     try:
         yield
     except UnmaskError as error:
@@ -164,7 +164,7 @@ def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
 
 
 def _several(given: Mapping[str, Any], key: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """What `make` makes of each value of a key. There must be one at least, and no value twice."""
+    """The result of `make` for each value of a key. There must be at least one value, and none twice."""
     made = [make(item) for item in _listed(given.get(key, []))]
     if not made:
         raise UnmaskError(f"{key} is missing")

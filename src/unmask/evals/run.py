@@ -1,7 +1,7 @@
 """Measures the cells of a recipe, one model after the other, in a folder that can be left and taken up at any moment.
 
 A complete cell is not measured again, be it of this run or of one beside it. A model whose cells are all complete is
-not even loaded. A recipe may grow in its folder: run.json says which of the cells it has now.
+not even loaded. A recipe may grow in its folder: run.json lists the cells of its latest form.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Finished:
     new_cells: int  # how many this call brought to their end; 0 where there was nothing left to do
     new_items: int  # how many it decoded
     reused: dict[str, int]  # how many cells of which other run it reused
-    changed: list[str]  # of a run with nothing left to do, what is no longer as it was: code, questions
+    changed: list[str]  # of a run with nothing left to do, what has changed since: code, questions
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_load: Callable[[str], None] = lambda model: None,
 ) -> Finished:
-    """Measure what is missing of the recipe in that folder; `fresh`: all of it, whatever the folder holds of it.
+    """Measure the cells of the recipe that the folder lacks; with `fresh`, all of them.
 
     `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded.
     """
@@ -112,7 +112,7 @@ class _Job:
         self.reused: Counter[str] = Counter()
 
     def complete_cells(self, model: Checkpoint) -> list[CellFolder]:
-        """The model's cells, if an earlier part of the run knew them and left nothing to do."""
+        """The model's cells, if run.json knows the model and every cell is complete; else none."""
         known = self.about["models"].get(model.name)
         if known is None or model.dtype not in (None, known["dtype"]):
             return []
@@ -125,14 +125,17 @@ class _Job:
         return [CellFolder(self.out / "cells" / key) for key in keys]
 
     def changed(self, folder: CellFolder) -> list[str]:
-        """What has changed since a complete cell was measured, as far as finding out costs next to nothing."""
+        """Which of code and questions changed since a complete cell was measured.
+
+        The questions of our benchmarks on the hub are not read for this.
+        """
         cell = folder.cell
         on_hub = self.data is None and cell.task in BENCHMARKS
         now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self.questions(cell.task))
         return changed(folder.about, now)
 
     def measure_model(self, model: Checkpoint, executor: Executor) -> list[CellFolder]:
-        """The model's cells, all of them complete."""
+        """Measure the model's cells, and return them complete."""
         info = executor.info
         cells = expand(self.recipe, model, info)
         for cell in cells:
@@ -149,7 +152,7 @@ class _Job:
         ]
 
     def _tell(self, model: Checkpoint, cells: list[Cell], at: int, done: int, items: int) -> None:
-        """Every model counts the same: the cells of one that is not loaded yet are unknown."""
+        """Report progress. Every model counts the same, since the cells of a model not loaded yet are unknown."""
         models, before = len(self.recipe.models), self.recipe.models.index(model)
         work = [_passes(cell) for cell in cells]
         share = (sum(work[:at]) + work[at] * done / max(1, items)) / sum(work)

@@ -32,7 +32,7 @@ LISTS = ("models", "policies", "settings", "tasks")  # these may grow, and so ma
 def locked(out: Path) -> Generator[None]:
     """Refuse a folder in which another process is at work; a killed process leaves no lock behind.
 
-    Work that failed before it began leaves no trace.
+    If nothing was written, the lock is removed, and so is a folder that was made here.
     """
     import fcntl
 
@@ -57,7 +57,7 @@ def locked(out: Path) -> Generator[None]:
 
 
 def open_run(out: Path, recipe: Recipe, command: str) -> dict[str, Any]:
-    """The content for run.json: what it has, if the folder holds this very recipe, else that of a new or grown one."""
+    """The content for run.json: the file's, if its recipe is this very one; else that of a new or grown recipe."""
     path, resolved = out / RUN, json.loads(json.dumps(asdict(recipe)))
     new = {
         "schema": SCHEMA,
@@ -91,7 +91,7 @@ def _covers(key: str, before: Any, now: Any) -> bool:
 
 
 def note_cells(about: dict[str, Any], keys: Iterable[str]) -> None:
-    """Add to the cells of the recipe as it is now; the folder may hold others from when the recipe was smaller."""
+    """Add keys to the cells of the recipe; the folder may also hold cells from before the recipe grew."""
     about["cells"] = list(dict.fromkeys([*about["cells"], *keys]))
 
 
@@ -127,7 +127,7 @@ def reuse(own: CellFolder, *, shared: bool) -> str | None:
 def begin_with_fewer_items(own: CellFolder, *, shared: bool) -> None:
     """Copy the items of the same cell under a lower limit, if they were decoded one by one.
 
-    In other batches they might come out differently.
+    Items decoded in batches might come out differently in other batches.
     """
     if own.cell.batch_size > 1 or own.generations:
         return

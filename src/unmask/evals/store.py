@@ -1,4 +1,4 @@
-"""Results on disk, safe at any moment: every finished item is one line, written whole before the next begins.
+"""Results on disk, safe at any moment: a finished batch is written at once, one line for each item.
 
     RUN/cells/KEY/cell.json      the cell, versions, device, digests of weights, code and a benchmark's questions;
                                  whether other work shared the device (`shared`); the run that measured it, where
@@ -57,7 +57,7 @@ class CellFolder:
         return (self.folder / DONE).exists()
 
     def note(self, **values: Any) -> None:
-        """Add to what is known of how the cell was measured."""
+        """Add to the notes on how the cell was measured."""
         self.about |= values
         write_whole(self.folder / CELL, self.about)
 
@@ -66,7 +66,7 @@ class CellFolder:
         write_whole(self.folder / DONE, {"items": len(self.scores)})
 
     def add(self, generations: Sequence[Generation]) -> None:
-        """Write finished items, then know them."""
+        """Write finished items to disk, then add them to `generations`."""
         _append(self.folder / ITEMS, [asdict(row) for row in generations])
         self.generations |= {row.id: row for row in generations}
 
@@ -123,7 +123,7 @@ def write_whole(path: Path, about: dict[str, Any]) -> None:
 
 
 def read_whole(path: Path, schema: str) -> dict[str, Any]:
-    """What `write_whole` wrote, if it is of that form."""
+    """The content that `write_whole` wrote; it must have that schema."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""Borders to other engines and scripts; a module here is imported only when it is used."""
+"""Adapters to other engines and scripts; a module here is imported only when it is used."""

@@ -112,7 +112,7 @@ def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: S
 
 
 def _page(tables: Sequence[Table], figures: dict[str, str]) -> str:
-    """Tables below each other with their figures. A note that many of them have is said once, at the top."""
+    """Tables below each other with their figures. A note that more than two tables have stands once, at the top."""
     notes = [note for table in tables for note in table.notes]
     common = [note for note in dict.fromkeys(notes) if notes.count(note) > 2]
     parts = ["# Report\n"]

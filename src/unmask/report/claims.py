@@ -1,8 +1,8 @@
 """The paper's claims that do not depend on hardware, held against the runs at hand: passes (NFE) and their order.
 
 A claim orders cells by their passes. It holds where every cell has more passes than the one before it, beyond chance:
-the paired 95 % interval of the difference leaves out zero. It does not hold where one has fewer, beyond chance, or as
-many on every item. Between the two it is undecided.
+the paired 95 % interval of the difference leaves out zero. It does not hold where a cell has fewer passes, beyond
+chance, or as many on every item. Otherwise it is undecided.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim, where it was looked for, and what was found: differences that the claim wants to be positive."""
+    """A claim, the place where it was tested, and the differences found there, all positive if the claim is true."""
 
     claim: str
     verdict: str = UNKNOWN
@@ -54,13 +54,13 @@ class Check:
 
 
 def checks(cells: Cells) -> list[Check]:
-    """Every claim at every place where the runs can speak to it; once as not measured where none can."""
+    """A check for each claim at each place where the runs can test it, or one that says `not measured`."""
     done = [cell for cell in compare.unique(cells) if cell.complete and cell.passes() is not None]
     tasks = compare.groups(done, compare.questions)
     found = []
     for text, claim in CLAIMS.items():
         here = [check for same in tasks for order in claim.orders(same) if (check := _check(text, claim, order))]
-        # The same cells with other items, as where speed was measured on a few, may say the same.
+        # The same cells on other items, as in a study of speed, may give an equal check: it is kept once.
         found += list({repr(check): check for check in here}.values()) or [Check(claim=text)]
     return found
 
@@ -112,14 +112,14 @@ def _text(passes: Estimate | None) -> str:
 
 def _difference(more: Measured, fewer: Measured, first: int, second: int) -> Estimate | None:
     """Passes per item of one cell less the passes of another, each times its percentage, on the items of both."""
-    # Whole numbers, so that a claim which fails by nothing at all is not saved by rounding.
+    # Whole numbers, so that rounding cannot turn a difference of exactly zero into a positive one.
     found = estimate_of(lambda a, b: (first * a["passes"] - second * b["passes"]) / (100 * a["items"]), more, fewer)
     # One item cannot tell how items differ.
     return found if found is None or len(common_items([more, fewer])) > 1 else Estimate(value=found.value)
 
 
 def _sweep(knob: str, sign: str, step: int = 1) -> Callable[[Cells], list[Order]]:
-    """Mean-field as one knob is turned: up, or down for a negative step; of its updates, only even numbers."""
+    """Mean-field as one knob is turned up, or down for a negative step. Odd numbers of updates are left out."""
 
     def orders(same: Cells) -> list[Order]:
         sweep = [(value_of(cell, knob), cell) for cell in compare.sweep_of(same, knob)]
@@ -130,7 +130,7 @@ def _sweep(knob: str, sign: str, step: int = 1) -> Callable[[Cells], list[Order]
 
 
 def _variants(*names: str) -> Callable[[Cells], list[Order]]:
-    """These variants of an ablation, wherever they are all there."""
+    """These variants of an ablation, at every setting that has all of them."""
     return lambda same: [{n: v[n] for n in names} for v in compare.ablations(same) if v.keys() >= set(names)]
 
 

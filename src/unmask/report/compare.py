@@ -50,9 +50,9 @@ def unique(cells: Cells, *left_out: str) -> list[Measured]:
 
 
 def without_copies(cells: Cells) -> list[Measured]:
-    """Each measurement once, in its longest form. A cell that was measured twice stays two.
+    """Each measurement once, in its longest form. A cell that was measured twice stays twice.
 
-    A run that takes over the cell of another holds the same items with the same times. The first item tells.
+    A run that reuses the cell of another holds the same items with the same times; the first item is compared.
     """
     found: list[Measured] = []
     for same in groups(cells, identity):

@@ -1,4 +1,4 @@
-"""Names of rows: the policy, with everything that differs from how it was published. A table must not hide that."""
+"""Names of rows: the policy, with everything that differs from how it was published. A table must show it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Measured:
 
     @property
     def items(self) -> int | str:
-        """The finished items, and of how many where some are missing."""
+        """The number of finished items, with the number asked for where some are missing."""
         return self.done if self.complete else f"{self.done} of {self.cell.items or '?'}"
 
     @property
@@ -145,7 +145,7 @@ def estimate_of(statistic: Callable[..., Any], *cells: Measured, of_time: bool =
 
 
 def value_of(cell: Measured, knob: str) -> float | int:
-    """The value of a parameter of the policy or of the settings. A block ends where the answer does."""
+    """The value of a parameter of the policy or of the settings. A block is at most as long as the answer."""
     if knob == "block_size":
         return min(cell.cell.settings["block_size"], cell.cell.settings["max_tokens"])
     return cell.cell.policy[knob] if knob in cell.cell.policy else cell.cell.settings[knob]

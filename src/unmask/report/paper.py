@@ -28,13 +28,13 @@ class Printed(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """The ratio of the two TPS: several of the speed-ups as printed are something else."""
+        """The ratio of the two TPS: several of the printed speed-ups differ from it."""
         return self.tokens_per_second / self.baseline_tokens_per_second
 
 
 def main(cell: Measured) -> Printed | None:
     """The entry of the main table for that checkpoint, policy and benchmark."""
-    # The name of a checkpoint may be written in other letters than the paper's.
+    # A checkpoint's name may differ from the paper's in upper and lower case.
     tasks = next((rows for name, rows in values()["main"].items() if name.lower() == cell.model.lower()), {})
     row = tasks.get(cell.policy, {}).get(cell.cell.task)
     return Printed(*row, None, tasks["entropy"][cell.cell.task][1]) if row and _is_preset(cell) else None
@@ -70,5 +70,5 @@ def _ran(cell: Measured, policy: Any, settings: dict[str, Any]) -> bool:
 
 @cache
 def values() -> dict[str, Any]:
-    """All that the paper prints, from the file beside this one."""
+    """The paper's numbers, from the file beside this one."""
     return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))

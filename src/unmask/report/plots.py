@@ -1,4 +1,4 @@
-"""Figures of the studies. Colours are Okabe and Ito's, made for all kinds of eyes; markers differ as well.
+"""Figures of the studies. Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers differ too.
 
 The same numbers give the same file, byte for byte: no dates, no random ids, the fonts that matplotlib carries.
 """
@@ -49,7 +49,7 @@ Lines = Sequence[tuple[str, Cells]]  # the label and the cells of each line
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What one panel of a figure shows: a value over another, a line a policy."""
+    """What one panel of a figure shows: one value over another, with a line for each policy."""
 
     lines: Lines
     x: str = "passes"  # x and y are names of AXES
@@ -58,11 +58,11 @@ class Panel:
     title: str = ""
     setting: dict[str, Any] = field(default_factory=dict)  # named beside the x axis
     limits: dict[str, Any] = field(default_factory=dict)
-    baseline: Measured | None = None  # whose accuracy is a level to compare with
+    baseline: Measured | None = None  # its accuracy is drawn as a level
 
 
 def check_installed() -> None:
-    """Say in one line how to get what figures need."""
+    """Raise an error that says how to install matplotlib, if it is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -99,7 +99,7 @@ def figure(kind: str, cells: Cells) -> Figure | None:
     if not grid:
         return None
     found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), 3.4 * len(grid) + 0.8), layout="constrained")
-    # All knobs on one scale: what hardly matters must look like it.
+    # All knobs share one scale, so that a knob that hardly matters looks like it.
     axes = found.subplots(len(grid), len(grid[0]), squeeze=False, sharey="col")
     drawn = {}
     for one, panel in zip(axes.flat, chain.from_iterable(grid), strict=True):
@@ -130,7 +130,7 @@ def _grid(kind: str, cells: Cells) -> list[list[Panel]]:
 
 
 def _close_up(lines: Lines) -> Panel:
-    """The fastest of the best."""
+    """A panel of the fastest cells among the most accurate."""
     points = [[_value(cell, name).value for name in ("passes", "accuracy")] for _, cells in lines for cell in cells]
     floor = max(accuracy for _, accuracy in points) - CLOSE
     good = [passes for passes, accuracy in points if accuracy >= floor]
@@ -146,7 +146,7 @@ def _value(cell: Measured, name: str) -> Estimate:
 
 
 def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
-    """Every line's points, joined, with bars for the intervals. A line looks as its policy always does, if it can."""
+    """Every line's points, joined, with bars for the intervals. A policy's first line has the policy's own look."""
     from matplotlib.ticker import LogLocator
 
     drawn: dict[str, Any] = {}
@@ -160,7 +160,7 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
         # Lines over a knob stand a little beside each other, so that equal values do not hide one another.
         shift = 1.025 ** (at - (len(panel.lines) - 1) / 2) if panel.x in KNOBS else 1.0
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5)}
-        style["markeredgecolor"] = colour if look[0] == OTHER else "white"  # a number would be eaten by white
+        style["markeredgecolor"] = colour if look[0] == OTHER else "white"  # a white edge would hide a number
         style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4), "elinewidth": 0.8}
         # On top: the policy that the package is about.
         style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3, "xerr": _bars(x), "yerr": _bars(y)}

@@ -14,7 +14,7 @@ from unmask.evals.store import cells_of
 from unmask.report.measured import Measured, measured
 from unmask.report.table import Column, Row, Table
 
-# The order of rows: one token a pass, then rules by their age, ours last as in the paper. Others follow by name.
+# The order of rows: one token a pass, then policies by age, mean-field last as in the paper. Others follow by name.
 POLICIES = ("entropy", "fixed", "margin", "random", "threshold", "factor", "eb")
 POLICIES += ("klass", "local_leap", "dawn", "dapd", "wino", "mean_field")
 TASKS = ("gsm8k", "math", "math500", "humaneval", "mbpp", "sudoku", "word_problems", "countdown", "list_functions")
@@ -78,7 +78,7 @@ def _order(cell: Measured) -> tuple[Any, ...]:
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Where the numbers come from; what all runs have in common is said once, below."""
+    """Where the numbers come from. A device or versions that all runs share stand once, below."""
     rows = [_row(run) for run in runs]
     common = [key for key in ("device", "versions") if len({row[key] for row in rows}) == 1]
     columns = [Column(key, key) for key in rows[0] if key not in common and any(row[key] for row in rows)]

@@ -31,7 +31,7 @@ class Estimate:
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether the interval leaves out zero. A value of zero on every item is no chance either."""
+        """Whether the interval leaves out zero. Exactly zero on every item is beyond chance as well."""
         low, high = self.interval or (-1.0, 1.0)
         return low > 0 or high < 0 or low == high == self.value
 

@@ -76,11 +76,11 @@ def _areas(same: Cells) -> dict[Column, dict[str, Value]]:
 
 
 def _pivots(kind: str, cells: Cells) -> list[Table]:
-    """For every model a table with columns for each task: of main studies an overview, of curves the AUP."""
+    """A table for each model, with columns for each task: an overview for a main study, the AUP for curves."""
     found = []
     for of_model in groups(cells, lambda cell: cell.cell.model):
         of_tasks, model = groups(of_model, lambda cell: cell.cell.task), of_model[0].model
-        # Of a task that was run with several numbers of items, the table has the most.
+        # A task that was run with several numbers of items is shown with the largest.
         tasks = [max(groups(of_task, questions), key=lambda same: same[0].cell.items) for of_task in of_tasks]
         name, title, notes, values_of = "overview", f"{model}: overview", [FINISHED], _overview
         if kind == "curves":
@@ -144,7 +144,7 @@ def _sensitivity(same: Cells, pool: Cells) -> Parts:
 
 
 def _blocks(same: Cells, pool: Cells) -> Parts:
-    """Every policy that was run with more than one block size, each size beside the baseline of its own."""
+    """Every policy that was run with several block sizes, each beside the baseline of the same block size."""
 
     def line(label: str, cell: Measured) -> Line:
         return _line(label, cell, [c for c in pool if value_of(c, "block_size") == value_of(cell, "block_size")])
@@ -177,7 +177,7 @@ def _weights(same: Cells, pool: Cells) -> Parts:
 
 
 def _task(cell: Measured) -> tuple[Any, str, str]:
-    """What the cells of a table share; for its file name; for its title."""
+    """The key that the cells of a table share, and the table's subject as its file name and its title have it."""
     return questions(cell), f"{cell.model}-{cell.cell.task}", f"{cell.model}, {cell.cell.task}"
 
 
@@ -198,7 +198,7 @@ class Study:
     """One kind of study: how its cells are chosen and grouped, and how a group is shown."""
 
     title: str
-    parts: Callable[[Cells, Cells], Parts]  # of a group; the baselines are among all cells
+    parts: Callable[[Cells, Cells], Parts]  # takes a group, and all cells, which hold the baselines
     keys: set[str]  # of the columns
     baseline: str | None = None  # other than one token a pass
     choose: Callable[[Cells], list[Measured]] = compare.unique

@@ -1,7 +1,7 @@
 """Tables about cells: a row each, a title that says what the rows share, and the notes of the columns.
 
 Speeds are compared within one device, dtype and batch size only, and stand beside the paper's at batch size 1 only.
-Where other work shared the device there are no speeds. What is left is how many passes were saved.
+Where other work shared the device there are no speeds: such a table shows how many passes were saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unmask.report.paper import Printed
 from unmask.report.statistics import Estimate, holm
 from unmask.report.table import Column, Row, Table
 
-COARSE = 100  # with fewer items a table says so itself, and marks no best value
+COARSE = 100  # a table with fewer items is marked as coarse, and marks no best value
 QUANTIZED = ("int8", "fp8")  # formats of weights
 SCORE = "accuracy_of_"  # begins the key of a score that is not the headline
 COLUMNS = (
@@ -110,7 +110,7 @@ DUELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """The subject of a row: a cell, and the cell and printed values it is compared with."""
+    """The subject of a row: a cell, its baseline, and what the paper prints for it."""
 
     cell: Measured
     label: str = ""
@@ -184,12 +184,12 @@ def _notes(
 
 
 def may_be_best(cell: Measured) -> bool:
-    """Whether bold print would say something: finished, and with more than a handful of items."""
+    """Whether a value may be printed bold: the cell is finished and not coarse."""
     return cell.complete and cell.done >= COARSE
 
 
 def numbers(line: Line) -> Row:
-    """Every number of a cell by its name: of its own, against its baseline, and the paper's. A table shows some."""
+    """Every number of a cell by its key: its own, against its baseline, and the paper's. A table shows some of them."""
     cell, asked, other, paper = line.cell, line.cell.cell, line.baseline, line.paper
     parameters = asked.policy | {key: asked.settings.get(key) for key in ("max_tokens", "block_size")}
     shown = [f"{key}={value}" for key, value in parameters.items() if key != "name" and value is not None]
@@ -244,19 +244,19 @@ def cell_record(cell: Measured, pool: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _milliseconds(cell: Measured, part: str) -> Estimate:
-    """Of one pass: the median of the items, and the range that holds nine in ten of them."""
+    """Milliseconds of one pass: the median of the items, and the range that holds nine in ten of them."""
     low, middle, high = np.percentile(1000 * cell.columns[part] / cell.columns["passes"], [5, 50, 95])
     return Estimate(value=float(middle), interval=(float(low), float(high)) if cell.own_time else None)
 
 
 def weights_of(cell: Measured) -> str | None:
-    """The format of quantised weights, the last part of the model's name; None for weights as they were."""
+    """The format of quantised weights, the last part of the model's name; None for weights that are not quantised."""
     found = cell.cell.model.rpartition("+")[2]
     return found if found in QUANTIZED else None
 
 
 def duels(name: str, title: str, lines: Sequence[Line]) -> list[Table]:
-    """Mean-field against every other finished row, on the same items; nothing where it has not exactly one row."""
+    """Mean-field against every other finished row, on the same items, where it has exactly one row itself."""
     done = [line for line in lines if line.cell.complete]
     own = [line for line in done if line.cell.policy == "mean_field"]
     others = [line for line in done if len(own) == 1 and line not in own]

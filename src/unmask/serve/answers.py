@@ -1,6 +1,6 @@
 """What a client reads: an answer as a whole, or its chunks as server-sent events.
 
-schema.py has the shapes. Here they are plain data: in a chunk, a field that is null differs from one that is missing.
+schema.py has their shapes. Here answers are plain data, since in a chunk a null field differs from a missing one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Answer:
         return self._head(kind) | {"choices": choices} | self.costs(outputs)
 
     def chunk(self, index: int, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
-        """A step of a stream: what is new of one choice, as fields of a message."""
+        """One chunk of a stream: the news of one choice, as fields of a message."""
         said = {"delta": delta} if self.asked.chat else {"text": delta.get("content", "")}
         return self.chunk_of([_choice(index, said, reason)])
 

@@ -41,7 +41,7 @@ _WORKING = _failing(400, 401, 404, 413, 429, 500, 503) | {200: {"content": {"tex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What the routes share; `policy` and `settings` are for requests that do not say."""
+    """What the routes share; `policy` and `settings` are the defaults of requests."""
 
     worker: Worker
     config: ServerConfig
@@ -65,17 +65,17 @@ class Served:
 
 
 class EventStream(StreamingResponse):
-    """Frames as they come; whichever way it ends, the engine drops what is left."""
+    """Sends frames as they come. However the response ends, the engine drops the texts that are left."""
 
     media_type = "text/event-stream"
 
     def __init__(self, ticket: Ticket, answer: Answer) -> None:
-        # Without these, proxies gather what should arrive piece by piece.
+        # Without these headers, proxies may hold frames back.
         super().__init__(frames(answer, ticket), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.ticket = ticket
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        # Not as the parent does it, which listens for clients that leave only under some versions of ASGI.
+        # Only under some versions of ASGI does the parent's own method notice that a client has left.
         try:
             await _unless_gone(receive, self.stream_response(send))
         finally:
@@ -83,7 +83,7 @@ class EventStream(StreamingResponse):
 
 
 class App(FastAPI):
-    """FastAPI, with a document that does not speak of 422: a wrong body gets 400 here."""
+    """FastAPI whose OpenAPI document leaves out 422: a wrong body gets 400 here."""
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
@@ -95,7 +95,7 @@ class App(FastAPI):
 
 def create_app(served: Served) -> App:
     """The application of a worker that was started."""
-    # The pages for people that FastAPI offers load scripts from elsewhere.
+    # FastAPI's documentation pages are off: they load scripts from other sites.
     app = App(title="unmask", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.served = served
     app.include_router(router)
@@ -110,7 +110,7 @@ async def _complain(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         message, param = schema.complaint(error.errors())
         error = wrong(message, param=param)
-    elif isinstance(error, RecursionError):  # in the words about a value that is nested deeply
+    elif isinstance(error, RecursionError):  # raised while an error quotes a deeply nested value
         error = wrong("the body is nested too deeply")
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         about, code = _ABOUT_URLS.get(error.status_code, (error.detail, None))
@@ -165,9 +165,9 @@ async def _answer(body: schema.Body, request: Request) -> Response:
     served = _served(request)
     if body.model is not None:
         served.check_name(body.model)
-    served.worker.check_room()  # before the work of encoding; `submit` knows how many texts there are
+    served.worker.check_room()  # before the work of encoding; `submit` checks again, for all texts
     defaults = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
-    # In a thread: a long prompt takes a while to encode, and others are being answered meanwhile.
+    # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     asked = await asyncio.to_thread(asked_by, body, served.worker.llm, **defaults)
     ticket = served.worker.submit(asked.requests, streamed=asked.stream)
     answer = Answer(asked=asked, model=served.name)

@@ -1,4 +1,4 @@
-"""Where a server listens, and how much it takes on. Imports nothing of the extra, so that the flags can be shown."""
+"""Where a server listens, and how much it takes on. Imports no package of the extra `serve`: flags show without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ServerConfig:
     )
     grace_s: float = option(30.0, "Seconds that requests have left when the server is told to stop.")
     access_log: bool = option(False, "Write a line on stderr for each request.")
-    api_key: str | None = field(default=None, repr=False)  # what clients must show; None: nothing
+    api_key: str | None = field(default=None, repr=False)  # that clients must send; None: no key is needed
 
     def __post_init__(self) -> None:
         check_whole(self, "max_batch_size", "max_queue", "max_body_bytes", least=1)

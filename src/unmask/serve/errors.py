@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's clients expect it: a status, and `{"error": {message, type, param, code}}`."""
+"""Errors as OpenAI's clients expect them: a status, and `{"error": {message, type, param, code}}`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def closing() -> ApiError:
 
 
 def failed(error: BaseException) -> ApiError:
-    """An error of the engine, as a client gets it: ours in full, of any other its kind alone."""
+    """An error of the engine as a client gets it: the message of an error of ours, the type alone of any other."""
     if isinstance(error, OutOfMemory):
         return ApiError(503, str(error), code="out_of_memory")
     if isinstance(error, UnmaskError):

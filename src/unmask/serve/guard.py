@@ -1,6 +1,6 @@
-"""What stands before the handlers: the API key, where the server has one, and the check of bodies.
+"""Checks before the handlers: the API key, where the server has one, and the body.
 
-A body is read with suspicion: no more than the limit, and nothing but JSON as it is defined.
+A body must not be larger than the limit, and must be strict JSON: no NaN, no name twice in one object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from unmask.serve.errors import ApiError, closing, wrong
 
 MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
-OPEN = "/health"  # to all, whatever the key
+OPEN = "/health"  # needs no key
 
 
 class Guard:
@@ -52,7 +52,7 @@ class CheckedRequest(Request):
         if hasattr(self, "_body"):
             return self._body
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            # Also keeps out pages in a browser, which may send other types here without asking.
+            # Also keeps out web pages: a browser lets them send other types here without asking the server first.
             raise wrong("send the body with the header Content-Type: application/json")
         served = self.app.state.served
         told = self.headers.get("content-length", "")
@@ -94,7 +94,7 @@ class CheckedRequest(Request):
 
 
 class CheckedRoute(APIRoute):
-    """A route whose handler gets such requests."""
+    """A route whose handler gets a `CheckedRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -38,7 +38,7 @@ class Metrics:
         self.first_text = times("unmask_time_to_first_text_seconds", about)
 
     def heard(self, event: StreamEvent, *, wanted: bool = True) -> None:
-        """Count what one pass did to one text. The text of a client that left may end, but is never finished."""
+        """Count what one pass did to one text. A text whose client left may end, but does not count as finished."""
         if event.step is not None:
             self.passes.inc()
             self.committed.inc(len(event.step.committed))
@@ -80,7 +80,7 @@ class Counting:
             try:
                 await self.app(scope, receiving, sending)
             finally:
-                # The route's pattern, not the path: a client can make up paths, and each would stay for ever.
+                # The route's pattern, not the path: clients can make up paths, and each would stay a label for ever.
                 route = getattr(scope.get("route"), "path", "other")
                 self.metrics.requests.labels(route, status).inc()
                 self.metrics.duration.labels(route).observe(time.perf_counter() - began)

@@ -58,15 +58,15 @@ def _cannot_listen(config: ServerConfig, error: OSError | UnicodeError) -> Unmas
 
 
 def url_of(bound: socket.socket) -> str:
-    """How clients on this machine reach it."""
+    """The URL at which clients on this machine reach the server."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if bound.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """An engine and uvicorn before it; `say` gets the lines for the terminal.
+    """An engine behind uvicorn; `say` gets the lines for the terminal.
 
-    When it is told to stop, requests under way get their time. Then it ends with status 0.
+    When the server is told to stop, requests under way have `grace_s` seconds left. Then it ends with status 0.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         self.served = Served(worker=self.worker, config=config, policy=policy, settings=settings)
         self.stopping: asyncio.AbstractEventLoop | None = None  # the event loop, while the server stops
         self.hurried = False
-        # No other log of its own: what goes wrong reaches stderr through Python's last resort, and nothing else does.
+        # No other log: warnings and errors reach stderr through Python's handler of last resort, and nothing else does.
         options: dict[str, Any] = {"log_config": ACCESS_LOG if config.access_log else None, "ws": "none"}
         options |= {"access_log": config.access_log, "lifespan": "off", "server_header": False}
         last = math.ceil(config.grace_s) + 10  # for a task that goes on though its client is gone
@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> abc.Generator[None]:
-        # uvicorn's own raises the signal once more afterwards, and the process would end by it.
+        # uvicorn's own method raises the signal once more afterwards, which would end the process.
         if threading.current_thread() is not threading.main_thread():
             yield
             return

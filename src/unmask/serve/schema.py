@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapt
 from unmask.settings import Settings
 
 MOST_STOPS = 64  # strings, each of which is looked for after every pass; counted in translate.py
-# Said instead of pydantic's line for each form that a value may have.
+# Error texts for fields that may have several forms, instead of pydantic's line for each form.
 FORMS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
     "suffix": "a text or a list of token ids",
@@ -55,7 +55,7 @@ Reason = Literal["stop", "length"]
 
 
 class _Checked(BaseModel):
-    # Strict: what is written "5" or true is no number. Extra fields are kept, to be reported as ignored.
+    # Strict: neither "5" nor true is a number. Extra fields are kept, to be reported as ignored.
     model_config = ConfigDict(strict=True, extra="allow")
 
 

@@ -1,7 +1,7 @@
 """From OpenAI's fields to ours: what a request asks for, with the server's defaults filled in.
 
-No field that would change the answer is passed over: a field that we do not support is refused, one that we do not know
-is reported back as ignored, and inside `decoding` everything must be known.
+A field that we do not support is refused if its value would change the answer. An unknown field is reported back as
+ignored; inside `decoding` it is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unmask.settings import Settings
 SETTINGS = tuple(item.name for item in fields(Settings))
 OWN = ("policy", "step_map")
 MOST_ROUNDS = dict.fromkeys(("iterations", "history"), 64)  # of a policy's own computation within a pass
-# What the engine says of a mask in a prompt, and what there is here instead.
+# The engine's advice on a mask in a prompt, and the server's in its place.
 INFILL, SUFFIX = "use infill", "give /v1/completions what follows them as suffix"
 # Fields that would change the answer, and the values with which they would not.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -45,9 +45,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request in our words."""
+    """An HTTP request, translated: the engine's requests, and how to answer."""
 
-    requests: list[Request]  # one for each choice, in order: prompts, and for each its choices, whose seeds count up
+    requests: list[Request]  # one for each choice: prompt by prompt, each prompt with seeds that count up
     choices: int  # of each prompt
     policy: Policy
     chat: bool
@@ -108,7 +108,7 @@ def _message(message: Message, number: int) -> dict[str, str]:
         if (message.model_extra or {}).get(name):
             raise wrong("tools are not supported", param=f"messages[{number}].{name}")
     text = message.content if isinstance(message.content, str) else "\n".join(part.text for part in message.content)
-    # OpenAI's newer word for the same thing, which no checkpoint of ours was trained with.
+    # `developer` is OpenAI's newer word for `system`; no checkpoint of ours was trained with it.
     return {"role": "system" if message.role == "developer" else message.role, "content": text}
 
 
@@ -142,7 +142,7 @@ def _policy(decoding: dict[str, Any], llm: Generator, default: Policy) -> Policy
 def _check_work(decoding: dict[str, Any], job: Plan) -> None:
     """Refuse a policy's numbers that make a text more work than the longest text that the model has room for.
 
-    A schedule may leave passes idle, so `passes` is held against the number of blocks.
+    A schedule may leave passes idle, so `passes` times the number of blocks is at most the model's positions.
     """
     blocks = -(-job.max_tokens // job.block_size)
     limits = MOST_ROUNDS | {"passes": max(1, job.spec.max_length // blocks)}
@@ -183,6 +183,6 @@ def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan) -> list
     try:
         return [llm.request(prompt, settings=settings, **given) for prompt in prompts for settings in varied]
     except UnmaskError as error:
-        several = suffix is not None or job.max_tokens >= llm.spec.max_length  # fields may be the reason
+        several = suffix is not None or job.max_tokens >= llm.spec.max_length  # other fields may be the reason
         param = None if several else "messages" if isinstance(body, ChatRequest) else "prompt"
         raise wrong(str(error).replace(INFILL, SUFFIX), param=param) from error

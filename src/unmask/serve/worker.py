@@ -1,7 +1,7 @@
-"""The one thread that owns the model: it decodes the texts that wait, and reports to each client's side.
+"""The one thread that owns the model: it decodes the texts that wait, and reports to the tickets of their requests.
 
-Batching is the engine's. Here are the limit of its line, and what happens when work fails or the server stops. Knows
-nothing of HTTP but the errors that clients get.
+The engine batches. This module limits the engine's line, and decides what happens when work fails or the server stops.
+Knows nothing of HTTP but the errors that clients get.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ticket:
     requests: Sequence[Request]
     streamed: bool = True  # else it gets outputs and errors only: each piece of news wakes the event loop
     began: float = field(default_factory=time.perf_counter)
-    has_text: bool = False  # this and the next are the engine thread's own notes
+    has_text: bool = False  # this and the next are used by the engine's thread only
     put_back: bool = False  # into the line, after a failure that another ticket may have caused
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _news: asyncio.Queue[tuple[int, StreamEvent] | ApiError] = field(default_factory=asyncio.Queue)
@@ -60,7 +60,7 @@ class Ticket:
         return [found[index] for index in range(len(found))]
 
     def abandon(self, error: ApiError | None = None) -> None:
-        """Have the engine drop what is left of it, and tell why."""
+        """Have the engine drop the texts that are left, and pass on the error that is the reason, if there is one."""
         for request in self.requests:
             request.abandon()
         if error is not None:
@@ -79,7 +79,7 @@ class Worker:
         self.broken = False  # the model cannot be run any more
         self._scheduler = Scheduler(rows=rows)
         self._line = self._scheduler.line
-        self._open: dict[Request, tuple[Ticket, int]] = {}  # what is not answered yet: its ticket, its number there
+        self._open: dict[Request, tuple[Ticket, int]] = {}  # not answered yet -> its ticket, its number there
         self._work = threading.Condition()  # guards the two above, except that the engine takes from the line
         self._refusing = self._stopped = False
         self._thread: threading.Thread | None = None
@@ -87,9 +87,9 @@ class Worker:
         self._failures = 0  # in a row, without a pass between
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
-        """Start the thread, and return when it has prepared itself; an error in that is raised here.
+        """Start the thread, and return when it has run `prepare`, whose error is raised here.
 
-        Whatever the device keeps for each thread must be prepared in the thread that decodes.
+        A device keeps some state for each thread, so the thread that decodes must prepare it.
         """
 
         def run() -> None:
@@ -114,7 +114,7 @@ class Worker:
             return sum(not request.abandoned for request in self._line.copy())
 
     def check_room(self, texts: int = 1) -> None:
-        """Raise if so many texts could not join the line now."""
+        """Raise if the line has no room for that many texts now."""
         if not self.accepting:
             raise closing()
         if self.waiting() + texts > self.max_queue:
@@ -141,7 +141,7 @@ class Worker:
             return len({ticket for request, (ticket, _) in self._open.items() if not request.abandoned})
 
     def drop_all(self) -> None:
-        """End what is left at once: its clients are told that the server is shutting down."""
+        """Drop all texts that are left: their clients are told that the server is shutting down."""
         self.refuse()
         with self._work:
             tickets = {ticket for ticket, _ in self._open.values()}
@@ -149,12 +149,12 @@ class Worker:
             ticket.abandon(closing())
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Drop what is left and end the thread, at the latest after the pass that is under way."""
+        """Drop all texts that are left and end the thread, at the latest after the pass that is under way."""
         self.drop_all()
         with self._work:
             self._stopped = True
             self._work.notify()
-        if self._thread is not None and self._prepared.done():  # a warm-up cannot be ended, only left alone
+        if self._thread is not None and self._prepared.done():  # a warm-up cannot be interrupted
             self._thread.join(timeout_s)
 
     def _serve(self) -> None:
@@ -207,8 +207,8 @@ class Worker:
     def _fail(self, error: Exception, head: Request) -> None:
         """End the tickets whose texts were lost with a batch.
 
-        A ticket that was in it without a pass has lost nothing: it waits again, at the head of the line. But only once,
-        and not if it was there alone, since it may be at fault itself.
+        A ticket whose texts had no pass yet has lost nothing: they go back to the head of the line. This happens once
+        to a ticket, and never to one that was alone in the batch, since it may be at fault itself.
         """
         log.error("decoding failed: %s", error, exc_info=None if isinstance(error, UnmaskError) else error)
         with self._work:

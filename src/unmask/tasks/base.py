@@ -52,7 +52,7 @@ tasks: Registry[Task] = Registry("task", "unmask.tasks")
 
 
 def side(content: str) -> str:
-    """The half to which a problem with this canonical content belongs."""
+    """The side, train or test, to which a problem with this canonical content belongs."""
     digest = blake2b(content.encode(), digest_size=4).digest()
     return "test" if int.from_bytes(digest, "big") < TEST_SHARE * 2**32 else "train"
 

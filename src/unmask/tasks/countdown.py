@@ -1,10 +1,10 @@
 """Countdown: reach a target from 3 or 4 numbers with + - * /, each number used exactly once.
 
 Prompt: `Countdown: 86,28,13,31,96`, the last number being the target. Answer: one equation for each step, such as
-`86+28=114,31-13=18,114-18=96`; every result is a positive integer, what a step used up is gone, any solution counts.
-Reference solutions add up first, then subtract; which term comes first, and which factor, is drawn, so that most
-problems have several answers of which any token may be part, but not any mixture. The split is by the numbers,
-whatever their order, and the target.
+`86+28=114,31-13=18,114-18=96`; every result is a positive integer, a step uses up its two numbers, any solution counts.
+Reference solutions add up first, then subtract; the order of terms and of factors is drawn. So most problems have
+several answers, and tokens of different answers do not mix. The split is by the numbers, whatever their order, and the
+target.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _holds(left: int, op: str, right: int, result: int) -> bool:
 
 
 def _combine(values: list[_Value], rng: random.Random) -> _Value | None:
-    """All values joined by random operations, or None where a draw left no sensible one."""
+    """All values joined by random operations, or None where no operation suits the two values drawn."""
     while len(values) > 1:
         first, second = (values.pop(rng.randrange(len(values))) for _ in range(2))
         a, b = first.number, second.number

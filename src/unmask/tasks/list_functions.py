@@ -2,9 +2,9 @@
 
 Prompt: `Function: ` and one to three operations on a list of integers, a string or a list of strings, in words.
 Answer: the source of `f`, one operation a line. It is right if it passes hidden tests in the sandbox, however it is
-written. Reference answers come in many forms of different length, in equal shares: names for the parameter and for
-what is between two operations, a last line that returns a value or a name, comprehensions or `map` and `filter`. So a
-name chosen in one place binds every other, and tokens that are likely each alone can make a program that is wrong.
+written. Reference answers come in many forms of different length, in equal shares: names for the parameter and for the
+results between operations, a last line that returns a value or a name, comprehensions or `map` and `filter`. So a name
+chosen in one place must be kept in every other, and tokens that are each likely alone can make a wrong program.
 Operations live in `primitives.py`. The split is by program, numbers and letters in it included, whatever its form.
 """
 
@@ -113,7 +113,7 @@ def _program(lines: tuple[str, ...], rng: random.Random) -> str:
 
 
 def other_form(line: str) -> str:
-    """The same operation in other words, or as it was where there are none."""
+    """The same operation written in another way, or the line as it is where there is no other way."""
     if match := _FILTERED.fullmatch(line):
         return f"list(filter(lambda {match['name']}: {match['value']}, x))"
     if match := _MAPPED.fullmatch(line):

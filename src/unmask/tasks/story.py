@@ -9,7 +9,7 @@
 First come the name and the numbers: a range to draw from, or a formula over names before it. Then each sentence has a
 line with its wordings; `? ` marks the question, and each `> ` a worked step with one equation. A line that begins with
 `| ` continues the line above. Slots: {A} and {B} are people, {he} {his} {him} stand for A, {goods} {other} {food}
-{fruit} are things, and the rest are numbers; a step has none besides its equation.
+{fruit} are things, and the rest are numbers. A step has no number beside its equation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from unmask.errors import UnmaskError
 
 _STORY = re.compile(r"(\w+): (.+)\n((?:  [^ ?>|].*\n)+)  \? (.+)((?:\n  > .+)+)")
-_FORMULA = r"[a-z](?:[*/](?:[a-z]|[0-9]+))*(?:[-+](?:[a-z]|[0-9]+))*"  # products first: left to right is right
+_FORMULA = r"[a-z](?:[*/](?:[a-z]|[0-9]+))*(?:[-+](?:[a-z]|[0-9]+))*"  # products first: computed left to right
 _NUMBER = re.compile(rf"([a-z])=(?:([0-9]+)\.\.([0-9]+)(?: by ([1-9][0-9]*))?|({_FORMULA}))")
 _EQUATION = re.compile(rf"\{{([a-z])=({_FORMULA})\}}")
 _SLOT = re.compile(r"\{(\w+)\}")

@@ -2,7 +2,7 @@
 
 Prompt: `Sudoku: ` and 81 digits in reading order, `0` for a hole. Answer: the 81 digits of a full board. A board may
 have more than one completion; any valid one that keeps the givens is right. The split is by the solved grid up to
-renaming of digits, so a test board's solution was never trained on, with whatever holes.
+renaming of digits, so the solution of a test board never occurs in training, whatever its holes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Sudoku(Task):
     """Boards that are solvable by construction: holes punched into a solved grid."""
 
     prefix: ClassVar[str] = PROMPT
-    max_tokens: ClassVar[int] = 82  # 81 digits and the end of text, in one region
+    max_tokens: ClassVar[int] = 82  # 81 digits and the end of text, in one block
     block_size: ClassVar[int] = 82
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:

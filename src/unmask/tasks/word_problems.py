@@ -87,7 +87,7 @@ def _with_values(formula: str, values: dict[str, int]) -> str:
 
 
 def _value_of(formula: str) -> int:
-    """The value of a formula over numbers, from left to right; an inexact division makes it unusable, which is 0."""
+    """The value of a formula over numbers, from left to right; 0, which is never used, if a division is not exact."""
     first, *rest = re.split(r"([-+*/])", formula)
     total = int(first)
     for op, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):

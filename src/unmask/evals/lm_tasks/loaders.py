@@ -1,7 +1,7 @@
 """The benchmarks of the paper: how they are run, and their records, from JSON lines in a folder or from the hub.
 
-lm-eval calls `splits` with what a task's file and the task manager say: `data_dir` is the folder, or missing for the
-hub.
+lm-eval calls `splits` with the values of a task's file and of the task manager: `data_dir` is the folder, or missing
+for the hub.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MBPP_SHOTS, MBPP_TEST = range(2, 5), range(11, 511)  # by task_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """A benchmark as the paper runs it, where its records are, and what of them prompts and scores are made of."""
+    """A benchmark as the paper runs it: where its records are, and which of their fields prompts and scores need."""
 
     headline: str  # the score that tables show
     shots: int
@@ -86,7 +86,7 @@ def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
 
 
 def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
-    """The splits as lm-eval wants them, name -> Dataset, with nothing but the fields that show in a result."""
+    """The splits as lm-eval wants them, name -> Dataset, with only the fields that prompts and scores need."""
     from datasets import Dataset
 
     known = BENCHMARKS[task]
@@ -101,7 +101,7 @@ def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
 def minerva_shots() -> list[Row]:
     """The four worked examples of MATH, out of lm-eval's own file.
 
-    The file is read, not imported: it insists on an older antlr than the one that is installed.
+    The file is read, not imported: to import it needs an older antlr than the installed one.
     """
     path = resources.files("lm_eval.tasks") / "minerva_math" / "utils.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
