@@ -143,6 +143,13 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def _save_tokenizer(folder: Path, plain: Tokenizer, special: list[str], roles: dict[str, str]) -> None:
+    tokenizer = Tokenizer.from_str(plain.to_str())
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(folder / "tokenizer_config.json", roles)
+
+
 @pytest.fixture(scope="session")
 def make_llada(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokenizer) -> MakeFolder:
     """Writes LLaDA-format folders."""
@@ -152,11 +159,8 @@ def make_llada(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokeniz
         folder = tmp_path_factory.mktemp("llada")
         _write_json(folder / "config.json", config)
         save_weights(folder, llada_tensors(config, seed), shards)
-        tokenizer = Tokenizer.from_str(byte_tokenizer.to_str())
-        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in LLADA_SPECIAL])
-        tokenizer.save(str(folder / "tokenizer.json"))
         roles = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "chat_template": LLADA_TEMPLATE}
-        _write_json(folder / "tokenizer_config.json", roles)
+        _save_tokenizer(folder, byte_tokenizer, LLADA_SPECIAL, roles)
         return folder
 
     return make
@@ -199,11 +203,8 @@ def make_sdar(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokenize
         folder = tmp_path_factory.mktemp("sdar")
         _write_json(folder / "config.json", config)
         save_weights(folder, sdar_tensors(config, seed), shards)
-        tokenizer = Tokenizer.from_str(byte_tokenizer.to_str())
-        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SDAR_SPECIAL])
-        tokenizer.save(str(folder / "tokenizer.json"))
         roles = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": DREAM_TEMPLATE}
-        _write_json(folder / "tokenizer_config.json", roles)
+        _save_tokenizer(folder, byte_tokenizer, SDAR_SPECIAL, roles)
         return folder
 
     return make
