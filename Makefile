@@ -20,7 +20,7 @@ $(CORE): pyproject.toml constraints.txt
 	touch $(CORE)
 
 $(STAMP): $(CORE)
-	$(INSTALL) -e ".[dev,eval,plot,serve]"
+	$(INSTALL) -e ".[dev,all]"
 	touch $(STAMP)
 
 demo: $(CORE)

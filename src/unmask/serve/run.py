@@ -117,9 +117,11 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets)
+            for bound in sockets or ():
+                bound.listen()  # here, because uvloop hides the error
         except OSError as error:  # another process had bound the port as well, and was the first to listen
             raise _cannot_listen(self.served.config, error) from error
+        await super().startup(sockets)
         for bound in sockets or ():
             self.say(f"serving {self.served.name} at {url_of(bound)}")
 
