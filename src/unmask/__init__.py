@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unmask import integrations, policies, rules, tasks, types
+    from unmask import integrations, policies, remote, rules, tasks, types
     from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
     from unmask.engine.load import load
@@ -33,6 +33,7 @@ __all__ = [
     "integrations",
     "load",
     "policies",
+    "remote",
     "rules",
     "tasks",
     "types",
@@ -47,7 +48,7 @@ _HOMES = {
     "UnmaskError": "unmask.errors",
     "load": "unmask.engine.load",
 }
-_MODULES = ("integrations", "policies", "rules", "tasks", "types")
+_MODULES = ("integrations", "policies", "remote", "rules", "tasks", "types")
 
 
 def __getattr__(name: str) -> Any:

@@ -131,9 +131,11 @@ def policies(as_json: flags.Json = False) -> None:
 
 
 @app.command("eval")
+@flags.with_flags(flags.Backend)
 @flags.with_flags(flags.Device)
 def evaluate(
     where: flags.Device,
+    backend: flags.Backend,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML file: models, policies, settings, tasks.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; one that is there is resumed. [default: runs/RECIPE]")
@@ -153,11 +155,9 @@ def evaluate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard what the folder holds of this recipe's cells; measure them anew.")
     ] = False,
-    backend: Annotated[str, typer.Option(help="Where items are decoded: local, or an installed plug-in.")] = "local",
     as_json: flags.Json = False,
 ) -> None:
     """Measure models x policies x settings x tasks; every finished item is on disk at once, a re-run resumes."""
-    from unmask.evals.executor import backends
     from unmask.evals.recipe import read
     from unmask.evals.run import run as measure
     from unmask.report.studies import cells_table
@@ -166,9 +166,11 @@ def evaluate(
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
     how = asdict(where)
-    truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
+    # Replicas on a cluster share cores, or a GPU, with each other.
+    alone = backend.backend == "local" or (backend.gpus_per_replica or 0) >= 1
+    truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or not alone or None}
     chosen = read(recipe, {**sizes, **places, **how, **truths})
-    load, folder = backends.find(backend).load, out or Path("runs") / recipe.stem
+    load, folder = backend.loader(), out or Path("runs") / recipe.stem
     try:
         with terminal.eval_progress() as heard:
             finished = measure(chosen, out=folder, load=load, command=flags.command_line(), fresh=fresh, **heard)

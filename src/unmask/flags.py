@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -20,12 +20,15 @@ import typer
 
 from unmask.errors import UnmaskError
 from unmask.options import option
+from unmask.remote.config import ClusterConfig
 from unmask.serve.config import ServerConfig
 
 if TYPE_CHECKING:
     from unmask.bench.workload import Workload
     from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
+    from unmask.evals.executor import Executor
+    from unmask.evals.recipe import Checkpoint
     from unmask.evals.store import CellFolder
     from unmask.models.base import MaskedLM, ModelSpec
     from unmask.policies import Policy
@@ -73,6 +76,28 @@ class Model(Device):
         known = ", ".join(repr(prefix.strip()) for prefix in prefixes)
         what = f"tiny is a small model that only knows prompts beginning with {known}"
         return f"{what}; load a real checkpoint with --model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend(ClusterConfig):
+    """Where batches are decoded: in this process, or by replicas on a cluster."""
+
+    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.")
+
+    def loader(self) -> Callable[[Checkpoint], Executor]:
+        """The function that loads a model of a recipe there."""
+        from unmask.evals.executor import backends
+
+        load: Any = backends.find(self.backend).load
+        return partial(load, cluster=self) if self.on_ray() else load
+
+    def on_ray(self) -> bool:
+        """Whether batches are decoded on a Ray cluster; flags of a cluster that is not used are an error."""
+        usual = Backend(backend=self.backend)
+        for item in () if self.backend == "ray" else fields(ClusterConfig):
+            if getattr(self, item.name) != getattr(usual, item.name):
+                raise UnmaskError(f"--{item.name.replace('_', '-')} is for --backend ray, got --backend {self.backend}")
+        return self.backend == "ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

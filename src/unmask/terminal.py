@@ -62,20 +62,26 @@ def progress(prompts: int) -> Generator[Callable[[StepEvent], None]]:
         yield on_step
 
 
+LINE_S = 30.0  # between two lines of progress where there is no terminal
+
+
 @contextmanager
 def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
-    """A bar on stderr with an estimate of the time left; where stderr is no terminal, a line for each finished cell.
+    """A bar on stderr with an estimate of the time left; where stderr is no terminal, a line now and then.
 
     Yields the listeners of a run by the names of its parameters.
     """
     console, labels = _stderr(), dict[str, str]()
+    first, latest = dict[str, int](), dict[str, int]()  # items of a cell when it was first and last heard of
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left"))
     # Cells differ in cost: a short look back would make the estimate jump.
     options: dict[str, Any] = {"transient": True, "disable": not console.is_terminal, "speed_estimate_period": 600.0}
     with Progress(*columns, console=console, **options) as bar:
-        task = bar.add_task("loading", total=1.0)
+        task, began, said = bar.add_task("loading", total=1.0), time.monotonic(), time.monotonic()
 
         def say(line: str) -> None:
+            nonlocal said
+            said = time.monotonic()
             if not console.is_terminal:
                 console.print(f"unmask: {line}", markup=False)
 
@@ -84,13 +90,21 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
             say(f"loading {model}")
 
         def on_progress(now: EvalProgress) -> None:
+            nonlocal began
             if now.cell.key not in labels:
                 labels.update(_labels_of(now.beside))
+            began = began if first else time.monotonic()
+            latest[now.cell.key] = now.done
+            decoded = sum(done - first.setdefault(key, done) for key, done in latest.items())
+            rate = decoded / max(1e-9, time.monotonic() - began)
             reused = f" ({now.reused} reused)" if now.reused else ""
+            place = f", {rate:.3g} items/s on {now.status}" if now.status else ""
             what = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {labels[now.cell.key]}"
-            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {now.items} items")
+            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {now.items} items{place}")
             if now.done == now.items:
-                say(f"{what}, {now.items} items, {100 * now.share:.0f} % done")
+                say(f"{what}, {now.items} items{place}, {100 * now.share:.0f} % done")
+            elif time.monotonic() - said > LINE_S:
+                say(f"{what}, {now.done} of {now.items} items{place}, {100 * now.share:.0f} % done")
 
         yield {"on_progress": on_progress, "on_load": on_load}
 

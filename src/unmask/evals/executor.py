@@ -67,6 +67,11 @@ class Executor(TextModel, Protocol):
 
     info: ModelInfo
 
+    @property
+    def status(self) -> str:
+        """What a line of progress says of the executor; empty: nothing."""
+        ...
+
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Executor:
         """Load that model wherever batches are going to be decoded."""
@@ -87,6 +92,8 @@ class Executor(TextModel, Protocol):
 
 class LocalExecutor:
     """Decodes in this process, one batch after the other."""
+
+    status = ""
 
     def __init__(self, llm: Generator) -> None:
         self.llm, self.spec, self.codec = llm, llm.spec, llm.codec

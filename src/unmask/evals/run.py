@@ -43,6 +43,7 @@ class Progress:
     share: float  # of the whole run, by expected forward passes
     beside: tuple[Cell, ...]  # all cells of the model
     reused: int  # cells of other runs so far
+    status: str  # of the executor; empty: nothing to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +148,13 @@ class _Job:
         note_cells(self.about, [cell.key for cell in cells])
         save_run(self.out, self.about)
         return [
-            folder if folder.complete else self._measure_cell(executor, folder, partial(self._tell, model, cells, at))
+            folder
+            if folder.complete
+            else self._measure_cell(executor, folder, partial(self._tell, executor, model, cells, at))
             for at, folder in enumerate(folders)
         ]
 
-    def _tell(self, model: Checkpoint, cells: list[Cell], at: int, done: int, items: int) -> None:
+    def _tell(self, executor: Executor, model: Checkpoint, cells: list[Cell], at: int, done: int, items: int) -> None:
         """Report progress. Every model counts the same, since the cells of a model not loaded yet are unknown."""
         models, before = len(self.recipe.models), self.recipe.models.index(model)
         work = [_passes(cell) for cell in cells]
@@ -165,6 +168,7 @@ class _Job:
             share=(before + share) / models,
             beside=tuple(cells),
             reused=self.reused.total(),
+            status=executor.status,
         )
         self.on_progress(progress)
 

@@ -1,0 +1,94 @@
+"""A connection to a Ray cluster: to one that runs, or to one that is started on this machine and ends with us.
+
+Ray waits for minutes when a cluster does not answer. Here every wait has a bound, and its end is one line.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from unmask.errors import UnmaskError, WorkFailed
+from unmask.remote.config import ClusterConfig
+
+CONNECT_S = 5.0  # for a TCP connection to the head node
+MOST_MISSES = 3  # checks in a row that the head node does not answer, before the cluster counts as lost
+# Read by Ray when it is imported. One attempt to connect takes 40 s, and Ray would make twenty.
+ENVIRONMENT = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def import_ray() -> Any:
+    """Ray, or an error of one line if it is not installed."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise UnmaskError(f"a cluster needs {error.name}, which is missing: pip install 'unmask[ray]'") from error
+    return ray
+
+
+class Cluster:
+    """A connected cluster, and how replicas share it."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.ray = import_ray()
+        self.own = not self.ray.is_initialized()  # a notebook may have connected before
+        if self.own:
+            _connect(self.ray, config.address)
+        self.head: str = self.ray.get_runtime_context().gcs_address
+        self.misses = 0
+        there = self.ray.cluster_resources()
+        gpus, cpus = there.get("GPU", 0.0), config.cpus_per_replica
+        self.gpus = min(1.0, gpus) if config.gpus_per_replica is None else config.gpus_per_replica
+        room = int(gpus / self.gpus) if self.gpus else int(there.get("CPU", 0.0) / cpus)
+        self.replicas = config.replicas or max(1, room)
+        self.share = {"num_cpus": cpus, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD"}
+
+    def has(self) -> str:
+        """The resources of the cluster, for an error line."""
+        there = self.ray.cluster_resources()
+        return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+
+    def check(self) -> None:
+        """Raise if the head node has not answered several times in a row."""
+        self.misses = 0 if _answers(self.head) else self.misses + 1
+        if self.misses >= MOST_MISSES:
+            raise WorkFailed(f"the Ray cluster at {self.head} is lost: its head node does not answer")
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it was started here."""
+        if self.own:
+            self.ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    where: dict[str, Any] = {"include_dashboard": False} if address is None else {"address": _checked(address)}
+    try:
+        ray.init(**where, logging_level="ERROR", log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        failed = "a Ray cluster could not be started" if address is None else f"no Ray cluster answers at {address}"
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise WorkFailed(f"{failed}: {reason}") from error
+
+
+def _checked(address: str) -> str:
+    """The address, if something listens there."""
+    if address == "auto":
+        return address
+    host, _, port = address.rpartition(":")
+    if "//" in address or not host or not port.isdecimal():
+        raise UnmaskError(f"the address of a Ray cluster is HOST:PORT of its head node, or auto, got {address!r}")
+    if not _answers(address):
+        raise WorkFailed(f"no Ray cluster answers at {address}; `ray status` on its head node shows the address")
+    return address
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError, UnicodeError):
+        return False
+    return True

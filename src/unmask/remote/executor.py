@@ -1,0 +1,55 @@
+"""The executor of `unmask eval --backend ray`: every replica is a local executor on some node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from unmask.evals.cell import Generation
+from unmask.evals.executor import Batch, LocalExecutor
+from unmask.evals.recipe import Checkpoint
+from unmask.policies import Policy
+from unmask.remote.config import ClusterConfig
+from unmask.remote.pool import Pool
+from unmask.settings import Settings
+
+
+class RayExecutor:
+    """Decodes batches on the replicas of a cluster; the first replica describes the model for cells and prompts."""
+
+    def __init__(self, replicas: Pool) -> None:
+        self.replicas = replicas
+        self.info, self.spec, self.codec = replicas.call("describe")
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, cluster: ClusterConfig | None = None) -> RayExecutor:
+        replicas = Pool(partial(Worker.load, checkpoint), cluster or ClusterConfig())
+        try:
+            return cls(replicas)
+        except BaseException:
+            replicas.close()
+            raise
+
+    @property
+    def status(self) -> str:
+        return self.replicas.status
+
+    def check(self, policy: Policy, settings: Settings) -> None:
+        self.replicas.call("check", policy, settings)
+
+    def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
+        yield from self.replicas.map("answer", ((batch,) for batch in batches))
+
+    def close(self) -> None:
+        self.replicas.close()
+
+
+class Worker(LocalExecutor):
+    """A local executor whose parts can be called one by one."""
+
+    def describe(self) -> tuple[Any, Any, Any]:
+        return self.info, self.spec, self.codec
+
+    def answer(self, batch: Batch) -> list[Generation]:
+        return next(iter(self.map([batch])))

@@ -1,0 +1,209 @@
+"""Replicas of a worker on a cluster: tasks are handed out as replicas get free, and a lost task is handed out again.
+
+The worker is any object; tasks are calls of its methods by name. Arguments and results are plain data. A replica that
+dies, with its process or with its node, is replaced when the cluster has room; meanwhile the others go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from unmask import errors
+from unmask.errors import UnknownName, UnmaskError, WorkFailed
+from unmask.remote.cluster import Cluster
+from unmask.remote.config import ClusterConfig
+
+TICK_S = 2.0  # between two looks at the cluster while nothing happens
+PLACED_TICKS = 30  # looks without any replica placed, before the pool gives up
+MOST_LOSSES = 3  # of one task, or of replicas that start, in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as plain data: those of ours keep their class and message."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        if isinstance(error, MemoryError):
+            return cls("OutOfMemory", "a replica has no memory left")
+        if not isinstance(error, UnmaskError):
+            return cls("WorkFailed", f"{type(error).__name__}: {error}")
+        return cls(UnmaskError.__name__ if isinstance(error, UnknownName) else type(error).__name__, str(error))
+
+    def error(self) -> UnmaskError:
+        return getattr(errors, self.kind, UnmaskError)(self.text)
+
+
+class Replica:
+    """What runs on a node: a worker, built there, and calls of its methods. Nothing is raised to Ray."""
+
+    def place(self) -> str:
+        """The address of the node, as soon as the replica has room there."""
+        import ray
+
+        return ray.util.get_node_ip_address()
+
+    def load(self, make: Callable[[], Any]) -> Failure | None:
+        """Build the worker."""
+        try:
+            self.worker = make()
+        except Exception as error:
+            return Failure.of(error)
+        return None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.worker, method)(*arguments)
+        except Exception as error:
+            return Failure.of(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    arguments: tuple[Any, ...]
+    losses: int = 0
+
+
+class Pool:
+    """The replicas of one worker."""
+
+    def __init__(self, make: Callable[[], Any], config: ClusterConfig) -> None:
+        self.cluster = Cluster(config)
+        self._ray, self._make = self.cluster.ray, make
+        self._actor = self._ray.remote(Replica).options(**self.cluster.share)
+        self._placing: dict[Any, Any] = {}  # what Ray will answer -> the actor that it is asked of
+        self._loading: dict[Any, tuple[Any, str]] = {}
+        self._idle: list[Any] = []
+        self._busy: dict[Any, tuple[Any, _Task | None]] = {}  # None: an answer that is no longer wanted
+        self._unplaced = self._failed_starts = 0
+        for _ in range(self.cluster.replicas):
+            self._start()
+
+    @property
+    def status(self) -> str:
+        return f"{len(self._idle) + len(self._busy)} of {self.cluster.replicas} replicas"
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What the method gives on one of the replicas."""
+        return next(self.map(method, [arguments]))
+
+    def map(self, method: str, tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """What the method gives for the arguments of each task, in the order in which replicas finish."""
+        fresh, again = iter(tasks), deque[_Task]()
+        following = self._following(fresh, again)
+        try:
+            while following is not None or self._mine():
+                while following is not None and self._idle:
+                    actor = self._idle.pop()
+                    self._busy[actor.call.remote(method, *following.arguments)] = actor, following
+                    following = self._following(fresh, again)
+                yield from self._finished(again)
+                following = following or self._following(fresh, again)
+        finally:
+            self._busy = {answer: (actor, None) for answer, (actor, _) in self._busy.items()}
+
+    def close(self) -> None:
+        """End the replicas and leave the cluster."""
+        for actor in [*self._placing.values(), *self._idle, *(actor for actor, _ in self._actors_at_work())]:
+            self._ray.kill(actor)
+        self._placing, self._loading, self._idle, self._busy = {}, {}, [], {}
+        self.cluster.close()
+
+    @staticmethod
+    def _following(fresh: Iterator[tuple[Any, ...]], again: deque[_Task]) -> _Task | None:
+        """A lost task, else a fresh one; None: there is none at the moment."""
+        if again:
+            return again.popleft()
+        arguments = next(fresh, None)
+        return None if arguments is None else _Task(arguments)
+
+    def _mine(self) -> bool:
+        return any(task is not None for _, task in self._busy.values())
+
+    def _actors_at_work(self) -> list[tuple[Any, Any]]:
+        return [*self._loading.values(), *self._busy.values()]
+
+    def _start(self) -> None:
+        actor = self._actor.remote()
+        self._placing[actor.place.remote()] = actor
+
+    def _finished(self, again: deque[_Task]) -> Iterator[Any]:
+        """Wait for news of replicas, and yield the results among it; lost tasks go to `again`."""
+        waiting = [*self._placing, *self._loading, *self._busy]
+        news, _ = self._ray.wait(waiting, num_returns=1, timeout=TICK_S)
+        if not news:
+            self.cluster.check()
+            self._check_placed()
+        for answer in self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if news else ():
+            if answer in self._busy:
+                yield from self._result(answer, again)
+            else:
+                self._started(answer)
+
+    def _result(self, answer: Any, again: deque[_Task]) -> Iterator[Any]:
+        actor, task = self._busy.pop(answer)
+        found, lost = self._read(answer)
+        if lost is None:
+            self._idle.append(actor)
+            if task is not None:
+                yield found
+            return
+        self._start()
+        if task is not None:
+            task.losses += 1
+            if task.losses >= MOST_LOSSES:
+                raise WorkFailed(f"{MOST_LOSSES} replicas in a row were lost over the same work, the last one: {lost}")
+            again.append(task)
+
+    def _started(self, answer: Any) -> None:
+        """The next step of a replica that starts: placed, then loaded, then idle."""
+        if answer in self._placing:
+            actor, node = self._placing.pop(answer), ""
+        else:
+            actor, node = self._loading.pop(answer)
+        found, lost = self._read(answer, f"the replica on {node}: ")
+        if lost is not None:
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_LOSSES:
+                raise WorkFailed(f"{MOST_LOSSES} replicas in a row died while they started, the last one: {lost}")
+            self._start()
+        elif node:
+            self._failed_starts = 0
+            self._idle.append(actor)
+        else:
+            self._unplaced = 0
+            self._loading[actor.load.remote(self._make)] = actor, found
+
+    def _read(self, answer: Any, place: str = "") -> tuple[Any, str | None]:
+        """A replica's answer, or the reason why the replica was lost; an error of the work itself is raised."""
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            found = self._ray.get(answer)
+        except RayTaskError as error:  # what could not be sent
+            raise WorkFailed(f"{place}{str(error).strip().splitlines()[-1]}") from error
+        except RayError as error:
+            return None, _last_line(error)
+        if isinstance(found, Failure):
+            raise Failure(found.kind, f"{place}{found.text}").error()
+        return found, None
+
+    def _check_placed(self) -> None:
+        """Raise if no replica has found room for a while."""
+        at_work = self._idle or self._loading or self._busy
+        self._unplaced = 0 if at_work else self._unplaced + 1
+        if self._unplaced >= PLACED_TICKS:
+            share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
+            raise WorkFailed(f"no replica found room: each needs {share}, the cluster has {self.cluster.has()}")
+
+
+def _last_line(error: Exception) -> str:
+    """The part of Ray's message that says what happened."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip() and not line.startswith("\t")]
+    return lines[-1] if lines else type(error).__name__
