@@ -32,6 +32,8 @@ class Pickled(LocalExecutor):
 class Spawned:
     """Loads the model in two other processes, which share the batches; knows of it only what they tell."""
 
+    status = "2 processes"
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(2, mp_context=context, initializer=_load, initargs=(checkpoint,))

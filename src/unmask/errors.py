@@ -23,6 +23,9 @@ class UnknownName(UnmaskError):
         hint = f"; did you mean {near[0]!r}?" if near else ";"
         super().__init__(f"unknown {kind} {name!r}{hint} {listed_as}: {', '.join(known) or 'none'}")
 
+    def __reduce__(self) -> tuple[type[UnmaskError], tuple[str]]:
+        return UnmaskError, (str(self),)  # pickled by its message
+
 
 class CheckpointError(UnmaskError):
     """A checkpoint that is missing, damaged, or of a kind that we do not run."""

@@ -5,15 +5,18 @@ Ray waits for minutes when a cluster does not answer. Here every wait has a boun
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import time
 from typing import Any
 
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.remote.config import ClusterConfig
 
 CONNECT_S = 5.0  # for a TCP connection to the head node
-MOST_MISSES = 3  # checks in a row that the head node does not answer, before the cluster counts as lost
+CHECK_S = 2.0  # between two looks at the head node
+MOST_MISSES = 5  # looks in a row without an answer, before the cluster counts as lost
 # Read by Ray when it is imported. One attempt to connect takes 40 s, and Ray would make twenty.
 ENVIRONMENT = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -38,7 +41,7 @@ class Cluster:
         if self.own:
             _connect(self.ray, config.address)
         self.head: str = self.ray.get_runtime_context().gcs_address
-        self.misses = 0
+        self.misses, self.checked = 0, time.monotonic()
         there = self.ray.cluster_resources()
         gpus, cpus = there.get("GPU", 0.0), config.cpus_per_replica
         self.gpus = min(1.0, gpus) if config.gpus_per_replica is None else config.gpus_per_replica
@@ -52,14 +55,26 @@ class Cluster:
         return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
 
     def check(self) -> None:
-        """Raise if the head node has not answered several times in a row."""
+        """Raise if the head node has not answered for a while; may be called often.
+
+        Replicas on other nodes go on for a minute without it, and then Ray ends this process.
+        """
+        if time.monotonic() - self.checked < CHECK_S:
+            return
         self.misses = 0 if _answers(self.head) else self.misses + 1
-        if self.misses >= MOST_MISSES:
+        self.checked = time.monotonic()
+        if self.lost:
             raise WorkFailed(f"the Ray cluster at {self.head} is lost: its head node does not answer")
+
+    @property
+    def lost(self) -> bool:
+        return self.misses >= MOST_MISSES
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
-        if self.own:
+        if self.lost:  # Ray would wait for the cluster when this process ends, and then crash
+            atexit.register(os._exit, 1)
+        elif self.own:
             self.ray.shutdown()
 
 

@@ -24,7 +24,7 @@ class RayExecutor:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, cluster: ClusterConfig | None = None) -> RayExecutor:
-        replicas = Pool(partial(Worker.load, checkpoint), cluster or ClusterConfig())
+        replicas = Pool(partial(Worker, checkpoint), cluster or ClusterConfig())
         try:
             return cls(replicas)
         except BaseException:
@@ -45,11 +45,17 @@ class RayExecutor:
         self.replicas.close()
 
 
-class Worker(LocalExecutor):
-    """A local executor whose parts can be called one by one."""
+class Worker:
+    """A local executor on some node, called part by part."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.local = LocalExecutor.load(checkpoint)
 
     def describe(self) -> tuple[Any, Any, Any]:
-        return self.info, self.spec, self.codec
+        return self.local.info, self.local.spec, self.local.codec
+
+    def check(self, policy: Policy, settings: Settings) -> None:
+        self.local.check(policy, settings)
 
     def answer(self, batch: Batch) -> list[Generation]:
-        return next(iter(self.map([batch])))
+        return next(iter(self.local.map([batch])))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from unmask import errors
-from unmask.errors import UnknownName, UnmaskError, WorkFailed
+from unmask.errors import OutOfMemory, UnmaskError, WorkFailed
 from unmask.remote.cluster import Cluster
 from unmask.remote.config import ClusterConfig
 
@@ -23,21 +22,15 @@ MOST_LOSSES = 3  # of one task, or of replicas that start, in a row
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as plain data: those of ours keep their class and message."""
+    """An error of the work as an answer: Ray would wrap an exception in its own."""
 
-    kind: str
-    text: str
+    error: UnmaskError
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
         if isinstance(error, MemoryError):
-            return cls("OutOfMemory", "a replica has no memory left")
-        if not isinstance(error, UnmaskError):
-            return cls("WorkFailed", f"{type(error).__name__}: {error}")
-        return cls(UnmaskError.__name__ if isinstance(error, UnknownName) else type(error).__name__, str(error))
-
-    def error(self) -> UnmaskError:
-        return getattr(errors, self.kind, UnmaskError)(self.text)
+            return cls(OutOfMemory("a replica has no memory left"))
+        return cls(error if isinstance(error, UnmaskError) else WorkFailed(f"{type(error).__name__}: {error}"))
 
 
 class Replica:
@@ -110,7 +103,8 @@ class Pool:
 
     def close(self) -> None:
         """End the replicas and leave the cluster."""
-        for actor in [*self._placing.values(), *self._idle, *(actor for actor, _ in self._actors_at_work())]:
+        at_work = (actor for actor, _ in [*self._loading.values(), *self._busy.values()])
+        for actor in () if self.cluster.lost else [*self._placing.values(), *self._idle, *at_work]:
             self._ray.kill(actor)
         self._placing, self._loading, self._idle, self._busy = {}, {}, [], {}
         self.cluster.close()
@@ -126,9 +120,6 @@ class Pool:
     def _mine(self) -> bool:
         return any(task is not None for _, task in self._busy.values())
 
-    def _actors_at_work(self) -> list[tuple[Any, Any]]:
-        return [*self._loading.values(), *self._busy.values()]
-
     def _start(self) -> None:
         actor = self._actor.remote()
         self._placing[actor.place.remote()] = actor
@@ -137,8 +128,8 @@ class Pool:
         """Wait for news of replicas, and yield the results among it; lost tasks go to `again`."""
         waiting = [*self._placing, *self._loading, *self._busy]
         news, _ = self._ray.wait(waiting, num_returns=1, timeout=TICK_S)
+        self.cluster.check()
         if not news:
-            self.cluster.check()
             self._check_placed()
         for answer in self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if news else ():
             if answer in self._busy:
@@ -152,6 +143,7 @@ class Pool:
         if lost is None:
             self._idle.append(actor)
             if task is not None:
+                _raise_failure(found)
                 yield found
             return
         self._start()
@@ -167,32 +159,30 @@ class Pool:
             actor, node = self._placing.pop(answer), ""
         else:
             actor, node = self._loading.pop(answer)
-        found, lost = self._read(answer, f"the replica on {node}: ")
+        found, lost = self._read(answer)
         if lost is not None:
             self._failed_starts += 1
             if self._failed_starts >= MOST_LOSSES:
                 raise WorkFailed(f"{MOST_LOSSES} replicas in a row died while they started, the last one: {lost}")
             self._start()
         elif node:
+            _raise_failure(found, f"the replica on {node}: ")
             self._failed_starts = 0
             self._idle.append(actor)
         else:
             self._unplaced = 0
             self._loading[actor.load.remote(self._make)] = actor, found
 
-    def _read(self, answer: Any, place: str = "") -> tuple[Any, str | None]:
-        """A replica's answer, or the reason why the replica was lost; an error of the work itself is raised."""
+    def _read(self, answer: Any) -> tuple[Any, str | None]:
+        """A replica's answer, or the reason why the replica was lost."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            found = self._ray.get(answer)
-        except RayTaskError as error:  # what could not be sent
-            raise WorkFailed(f"{place}{str(error).strip().splitlines()[-1]}") from error
+            return self._ray.get(answer), None
+        except RayTaskError as error:  # arguments or a result that cannot be sent
+            return Failure(WorkFailed(_last_line(error))), None
         except RayError as error:
             return None, _last_line(error)
-        if isinstance(found, Failure):
-            raise Failure(found.kind, f"{place}{found.text}").error()
-        return found, None
 
     def _check_placed(self) -> None:
         """Raise if no replica has found room for a while."""
@@ -201,6 +191,11 @@ class Pool:
         if self._unplaced >= PLACED_TICKS:
             share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
             raise WorkFailed(f"no replica found room: each needs {share}, the cluster has {self.cluster.has()}")
+
+
+def _raise_failure(found: Any, place: str = "") -> None:
+    if isinstance(found, Failure):
+        raise type(found.error)(f"{place}{found.error}")
 
 
 def _last_line(error: Exception) -> str:

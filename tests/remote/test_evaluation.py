@@ -1,0 +1,156 @@
+"""`unmask eval --backend ray` on a cluster of two nodes: equal to a local run, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import clusters
+import pytest
+
+from unmask.errors import CheckpointError
+from unmask.evals.recipe import Recipe, parse
+from unmask.evals.run import Progress, run
+from unmask.evals.store import cells_of
+from unmask.remote import ClusterConfig
+from unmask.remote.executor import RayExecutor
+
+pytestmark = pytest.mark.slow
+
+VALUES: dict[str, Any] = {
+    "model": "toy",
+    "policies": ["threshold", {"name": "fixed", "tokens_per_pass": 8}],
+    "settings": {"max_tokens": 16},
+    "tasks": ["countdown-3"],
+    "limit": 60,
+    "batch_size": 2,
+    "device": "cpu",
+}
+
+
+def recipe_of(**changes: Any) -> Recipe:
+    return parse(VALUES | changes)
+
+
+def untimed(folder: Path) -> dict[str, Any]:
+    found = {}
+    for cell in cells_of(folder):
+        rows = {number: replace(row, seconds={}) for number, row in cell.generations.items()}
+        found[cell.cell.key] = (rows, cell.scores)
+    return found
+
+
+def items_of(folder: Path) -> list[list[int]]:
+    """The ids in each cell's file, sorted, so that one that is missing or there twice would show."""
+    files = sorted(folder.glob("cells/*/items.jsonl"))
+    return [sorted(json.loads(line)["id"] for line in path.read_text().splitlines()) for path in files]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A local run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("local") / "whole"
+    run(recipe_of(), out=folder)
+    return folder
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    with clusters.two_nodes() as found:
+        yield found
+
+
+def test_a_lost_node_loses_and_repeats_nothing_and_the_run_equals_a_local_one(
+    cluster: Any, whole: Path, tmp_path: Path
+) -> None:
+    out, seen = tmp_path / "run", list[str]()
+
+    def lose_a_node(now: Progress) -> None:
+        seen.append(now.status)
+        if now.status == "2 of 2 replicas" and len(set(cluster.list_all_nodes())) == 2 and now.done < 30:
+            cluster.remove_node(cluster.second, allow_graceful=False)
+
+    load = partial(RayExecutor.load, cluster=ClusterConfig(address=cluster.address))
+    with pytest.raises(CheckpointError, match=r"the replica on .*: no/such/folder"):
+        run(recipe_of(model="no/such/folder"), out=tmp_path / "none", load=load)
+    finished = run(recipe_of(), out=out, load=load, on_progress=lose_a_node)
+    assert (finished.new_cells, finished.new_items) == (2, 120)
+    assert untimed(out) == untimed(whole)
+    assert items_of(out) == [list(range(60))] * 2
+    assert len(cluster.list_all_nodes()) == 1, "the node was never lost"
+    assert "1 of 2 replicas" in seen
+
+
+def driver(out: Path, recipe: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "unmask", "eval", str(recipe), "--backend", "ray", "--out", str(out), *flags]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for_items(out: Path, process: subprocess.Popen[str]) -> None:
+    while not any(path.stat().st_size for path in out.glob("cells/*/items.jsonl")):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.02)
+
+
+def replicas_alive() -> list[str]:
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if "ray::Replica" in line]
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop_beyond(items: int) -> Callable[[Progress], None]:
+    def stop(now: Progress) -> None:
+        if (now.number - 1) * 60 + now.done > items:
+            raise _Stop
+
+    return stop
+
+
+def test_a_killed_driver_is_taken_up_by_either_backend_and_leaves_no_process(
+    cluster: Any, whole: Path, tmp_path: Path
+) -> None:
+    recipe, out = tmp_path / "small.yaml", tmp_path / "run"
+    recipe.write_text(json.dumps(VALUES))  # JSON is YAML
+    before = set(replicas_alive())
+    killed = driver(out, recipe, "--address", cluster.address)
+    wait_for_items(out, killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    done = sum(map(len, items_of(out)))
+    with pytest.raises(_Stop):
+        run(recipe_of(), out=out, on_progress=_stop_beyond(done + 10))
+    load = partial(RayExecutor.load, cluster=ClusterConfig(address=cluster.address))
+    finished = run(recipe_of(), out=out, load=load)
+    assert finished.new_items <= 120 - done - 10
+    assert untimed(out) == untimed(whole)
+    assert items_of(out) == [list(range(60))] * 2
+    deadline = time.monotonic() + 60
+    while set(replicas_alive()) - before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert set(replicas_alive()) <= before
+
+
+def test_a_lost_cluster_ends_the_command_with_one_line(cluster: Any, tmp_path: Path) -> None:
+    recipe, out = tmp_path / "long.yaml", tmp_path / "run"
+    recipe.write_text(json.dumps(VALUES | {"model": "tiny", "limit": 500, "settings": {"max_tokens": 48}}))
+    process = driver(out, recipe, "--address", cluster.address)
+    wait_for_items(out, process)
+    cluster.remove_node(cluster.head_node, allow_graceful=False)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    lines = [line for line in said.splitlines() if line.startswith("unmask:")]
+    assert "is lost" in lines[-1] or "replicas in a row" in lines[-1]
+    assert sum(map(len, items_of(out))) > 0
