@@ -29,7 +29,7 @@ def pool(
     from functools import partial
 
     from unmask.remote.generator import RemoteGenerator, Worker
-    from unmask.remote.pool import Pool
+    from unmask.remote.replicas import Pool
 
     shares = {"cpus_per_replica": cpus_per_replica, "gpus_per_replica": gpus_per_replica}
     return RemoteGenerator(

@@ -11,7 +11,7 @@ from unmask.evals.executor import Batch, LocalExecutor
 from unmask.evals.recipe import Checkpoint
 from unmask.policies import Policy
 from unmask.remote.config import ClusterConfig
-from unmask.remote.pool import Pool
+from unmask.remote.replicas import Pool
 from unmask.settings import Settings
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from unmask.engine.load import load
 from unmask.policies import Policy
-from unmask.remote.pool import Pool
+from unmask.remote.replicas import Pool
 from unmask.settings import Settings
 from unmask.types import Output
 

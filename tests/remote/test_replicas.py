@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,9 @@ import clusters
 import pytest
 
 from unmask.errors import CheckpointError, OutOfMemory, UnknownName, UnmaskError, WorkFailed
-from unmask.remote import ClusterConfig
+from unmask.remote import ClusterConfig, replicas
 from unmask.remote.cluster import Cluster
-from unmask.remote.pool import Pool
+from unmask.remote.replicas import Pool
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +97,7 @@ def test_results_that_were_not_wanted_do_not_come_back_later(start: Start) -> No
 
 
 def test_a_cluster_without_room_is_one_line(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("unmask.remote.pool"), "TICK_S", 0.05)
+    monkeypatch.setattr(replicas, "TICK_S", 0.05)
     pool = start(replicas=1, cpus_per_replica=64.0)
     with pytest.raises(WorkFailed, match="each needs 64 CPUs and 0 GPUs, the cluster has 2 CPUs and 0 GPUs"):
         pool.call("double", 1)
