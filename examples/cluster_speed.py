@@ -1,4 +1,4 @@
-"""Prompts per second with one replica, two, and so on, of a model on a Ray cluster; a cluster of this machine by default.
+"""Prompts per second with one replica, two, and so on, of a model on a Ray cluster; by default one on this machine.
 
     python examples/cluster_speed.py --replicas 1 2
     python examples/cluster_speed.py --replicas 1 2 4 --gpus-per-replica 0.25 --prompts 2048 --batch-size 64
