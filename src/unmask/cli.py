@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,11 +111,41 @@ def chat(
 @flags.with_flags(flags.Model)
 def serve(chosen: flags.Model, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
-    serving, config = flags.serving(), flags.with_api_key(config)
+    serving, config = flags.from_extra("unmask.serve.run", "serve", "serving"), flags.with_api_key(config)
     with serving.bind(config) as bound:
         llm = chosen.load()
         policy = chosen.choose(llm)
         serving.Server(llm, config, policy=policy, settings=settings, say=terminal.note).run(bound)
+
+
+@app.command()
+@flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(flags.Model)
+def batch(
+    chosen: flags.Model,
+    settings: Settings,
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts decoded together.")] = 32,
+    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,
+) -> None:
+    """Answer a file of requests as a server would; every answer is on disk at once, a re-run goes on."""
+    flags.check_writable(target)
+    files = flags.from_extra("unmask.batch.files", "serve", "a batch")
+
+    def answer(lines: Iterator[Any]) -> Iterator[Any]:
+        from unmask.batch.complete import complete
+
+        llm = chosen.load()
+        how = {"policy": chosen.choose(llm), "settings": settings, "rows": batch_size, "name": served_model_name}
+        return complete(llm, lines, **how)
+
+    try:
+        with terminal.batch_progress() as on_progress:
+            done = files.run(source, target, answer, on_progress=on_progress)
+    except KeyboardInterrupt:
+        raise WorkFailed(f"interrupted; every finished answer is in {target}, the same command goes on") from None
+    terminal.note(terminal.summary_of(done))
 
 
 @app.command()

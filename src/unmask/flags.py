@@ -215,12 +215,12 @@ def _prompt_in(line: str, place: str) -> str:
     return prompt
 
 
-def serving() -> ModuleType:
-    """The module that runs a server; raises an error of one line if a package it needs is missing."""
+def from_extra(module: str, extra: str, what: str) -> ModuleType:
+    """A module that an extra is for; raises an error of one line if a package that it needs is missing."""
     try:
-        return importlib.import_module("unmask.serve.run")
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UnmaskError(f"serving needs {error.name}, which is missing: pip install 'unmask[serve]'") from error
+        raise UnmaskError(f"{what} needs {error.name}, which is missing: pip install 'unmask[{extra}]'") from error
 
 
 def with_api_key(config: ServerConfig) -> ServerConfig:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rich.text import Text
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
+    from unmask.batch.files import Progress as BatchProgress
     from unmask.conversation import Conversation
     from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
@@ -115,6 +117,41 @@ def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
     from unmask.report.measured import Measured
 
     return {each.cell.key: label for each, label in labels([Measured(run="", cell=cell) for cell in cells]).items()}
+
+
+LINE_S = 30.0  # between two lines of progress where there is no terminal
+
+
+@contextmanager
+def batch_progress() -> Generator[Callable[[BatchProgress], None]]:
+    """A bar on stderr with the rate and the time left; where stderr is no terminal, a line now and then."""
+    console, told = _stderr(), -LINE_S
+    columns = (TextColumn("{task.description}"), BarColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading the requests", total=None)
+
+        def on_progress(now: BatchProgress) -> None:
+            nonlocal told
+            finished = now.before + now.done
+            line = f"{finished} of {now.total} requests"
+            if now.done:
+                left = timedelta(seconds=round((now.total - finished) * now.seconds / now.done))
+                line += f", {now.done / now.seconds:.1f} a second, {left} left"
+            bar.update(task, description=line, completed=finished, total=now.total)
+            if not console.is_terminal and now.seconds - told >= LINE_S:
+                console.print(f"unmask: {line}", markup=False)
+                told = now.seconds
+
+        yield on_progress
+
+
+def summary_of(batch: BatchProgress) -> str:
+    """What a batch came to."""
+    if not batch.done:
+        return f"nothing left to do: all {batch.total} requests are answered"
+    before = f"; {batch.before} were answered before" if batch.before else ""
+    cost = f"{batch.tokens} tokens, {batch.passes} forward passes, {batch.seconds:.1f} s"
+    return f"{batch.done} requests, {batch.failed} of them failed, {cost}{before}"
 
 
 def is_terminal(stream: Any) -> bool:

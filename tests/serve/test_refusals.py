@@ -45,7 +45,11 @@ WRONG = {
     "ids beyond the vocabulary": ({"prompt": [10**30]}, "prompt", "token ids in [0,"),
     "half a character": ({"prompt": "\ud800"}, "prompt", "surrogate"),
     "a mask": ({"prompt": "[MASK]"}, "prompt", "mask token [MASK]; to fill masks inside a text, give /v1/completions"),
-    "very many prompts": ({"prompt": ["a"] * 800_000}, None, "800000 texts are asked for, and this server takes 64"),
+    "very many prompts": (
+        {"prompt": ["a"] * 800_000},
+        None,
+        "800000 texts are asked for; one request may ask for 64",
+    ),
     "too long": ({"prompt": "x" * 5000}, "prompt", "4096 positions"),
     "too long with a suffix": ({"prompt": "x", "suffix": "x" * 5000}, None, "4096 positions"),
     "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),

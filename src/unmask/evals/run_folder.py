@@ -15,10 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import UnmaskError
 from unmask.evals.digests import CIRCUMSTANCES, changed, versions
 from unmask.evals.recipe import Recipe
 from unmask.evals.store import CELL, DONE, CellFolder, has_items, read_whole, write_whole
+from unmask.locks import lock
 
 SCHEMA = "unmask.run/1"
 RUN, LOCK = "run.json", ".lock"
@@ -34,19 +35,14 @@ def locked(out: Path) -> Generator[None]:
 
     If nothing was written, the lock is removed, and so is a folder that was made here.
     """
-    import fcntl
-
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / LOCK).open("w")
+        file = (out / LOCK).open("w")
     except OSError as error:
         raise UnmaskError(f"cannot write to {out}: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise WorkFailed(f"another process is at work in {out}; wait for it, or choose another --out") from error
+    with file:
+        lock(file, f"another process is at work in {out}; wait for it, or choose another --out")
         try:
             yield
         finally:

@@ -1,29 +1,19 @@
-"""What a client reads: an answer as a whole, or its chunks as server-sent events.
+"""What a client reads: an answer as a whole, or the chunks of one that is streamed.
 
 schema.py has their shapes. Here answers are plain data, since in a chunk a null field differs from a missing one.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unmask import policies
-from unmask.serve.errors import ApiError
 from unmask.serve.translate import Asked
-from unmask.serve.worker import Ticket
 from unmask.types import Output
-
-DONE = b"data: [DONE]\n\n"
-
-
-def to_json(data: Any) -> bytes:
-    """JSON in UTF-8; half a surrogate pair, which a client may have sent, stays the escape that it was."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +67,3 @@ class Answer:
 
 def _choice(index: int, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
     return {"index": index, **said, "logprobs": None, "finish_reason": reason}
-
-
-def frame(data: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + to_json(data) + b"\n\n"
-
-
-async def frames(answer: Answer, ticket: Ticket) -> AsyncIterator[bytes]:
-    """The answer as server-sent events: text as it becomes certain, costs with the last chunk, or an error."""
-    outputs: dict[int, Output] = {}
-    try:
-        for index in range(len(ticket.requests) if answer.asked.chat else 0):
-            yield frame(answer.chunk(index, {"role": "assistant", "content": ""}))
-        async for index, event in ticket.events():
-            if event.text_delta:
-                yield frame(answer.chunk(index, {"content": event.text_delta}))
-            if event.output is not None:
-                outputs[index] = event.output
-                chunk = answer.chunk(index, {}, event.output.finish_reason)
-                if len(outputs) == len(ticket.requests) and not answer.asked.include_usage:
-                    chunk["decoding"] = answer.costs([outputs[index] for index in sorted(outputs)])["decoding"]
-                yield frame(chunk)
-    except ApiError as error:
-        yield frame(error.body)
-        return
-    if answer.asked.include_usage:
-        yield frame(answer.chunk_of([]) | answer.costs([outputs[index] for index in sorted(outputs)]))
-    yield DONE

@@ -16,12 +16,14 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from unmask import __version__
 from unmask.policies import Policy
 from unmask.serve import schema
-from unmask.serve.answers import Answer, frames, to_json
+from unmask.serve.answers import Answer
 from unmask.serve.config import ServerConfig
-from unmask.serve.errors import ApiError, closing, wrong
+from unmask.serve.errors import ApiError, answer_to, closing, wrong
 from unmask.serve.guard import CheckedRoute, Guard
 from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
-from unmask.serve.translate import asked_by
+from unmask.serve.stream import frames
+from unmask.serve.strict_json import dumps
+from unmask.serve.translate import asked_by, check_model
 from unmask.serve.worker import Ticket, Worker
 from unmask.settings import Settings
 
@@ -57,11 +59,6 @@ class Served:
 
     def model(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self.started, "owned_by": "unmask"}
-
-    def check_name(self, name: str) -> None:
-        if name != self.name:
-            message = f"the model {name!r} does not exist here; this server has {self.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
 
 
 class EventStream(StreamingResponse):
@@ -110,15 +107,12 @@ async def _complain(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         message, param = schema.complaint(error.errors())
         error = wrong(message, param=param)
-    elif isinstance(error, RecursionError):  # raised while an error quotes a deeply nested value
-        error = wrong("the body is nested too deeply")
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         about, code = _ABOUT_URLS.get(error.status_code, (error.detail, None))
         message, headers = f"{about}: {request.method} {request.url.path}", dict(error.headers or {})
         error = ApiError(error.status_code, message, code=code, headers=headers)
-    elif not isinstance(error, ApiError):
-        error = ApiError(500, f"internal error: {type(error).__name__}; the server's log has more")
-    return _reply(error.body, error.status_code, error.headers)
+    answer = answer_to(error)
+    return _reply(answer.body, answer.status_code, answer.headers)
 
 
 @router.head("/health", include_in_schema=False)
@@ -145,7 +139,7 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}", response_model=schema.Model, responses=_failing(401, 404))
 async def model(name: str, request: Request) -> Response:
     """That model, by its name, which may have slashes."""
-    _served(request).check_name(name)
+    check_model(name, _served(request).name)
     return _reply(_served(request).model())
 
 
@@ -163,8 +157,7 @@ async def chat_completions(body: schema.ChatRequest, request: Request) -> Respon
 
 async def _answer(body: schema.Body, request: Request) -> Response:
     served = _served(request)
-    if body.model is not None:
-        served.check_name(body.model)
+    check_model(body.model, served.name)
     served.worker.check_room()  # before the work of encoding; `submit` checks again, for all texts
     defaults = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
@@ -198,7 +191,7 @@ async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[An
 
 
 def _reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(to_json(data), status, headers, media_type="application/json")
+    return Response(dumps(data), status, headers, media_type="application/json")
 
 
 def _served(request: Request) -> Served:

@@ -55,10 +55,19 @@ def closing() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down")
 
 
+def answer_to(error: Exception) -> ApiError:
+    """What a client gets for an error that was raised while its request was read."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RecursionError):  # raised while an error quotes a deeply nested value
+        return wrong("the body is nested too deeply")
+    return ApiError(500, f"internal error: {type(error).__name__}; the log has more")
+
+
 def failed(error: BaseException) -> ApiError:
     """An error of the engine as a client gets it: the message of an error of ours, the type alone of any other."""
     if isinstance(error, OutOfMemory):
         return ApiError(503, str(error), code="out_of_memory")
     if isinstance(error, UnmaskError):
         return ApiError(500, str(error), code="engine_failed")
-    return ApiError(500, f"decoding failed: {type(error).__name__}; the server's log has more", code="engine_failed")
+    return ApiError(500, f"decoding failed: {type(error).__name__}; the log has more", code="engine_failed")

@@ -1,22 +1,21 @@
 """Checks before the handlers: the API key, where the server has one, and the body.
 
-A body must not be larger than the limit, and must be strict JSON: no NaN, no name twice in one object.
+A body must not be larger than the limit, and must be strict JSON (strict_json.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse
 
-from unmask.serve.errors import ApiError, closing, wrong
+from unmask.serve.errors import ApiError, blaming, closing, wrong
+from unmask.serve.strict_json import loads
 
 MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
 OPEN = "/health"  # needs no key
@@ -83,14 +82,8 @@ class CheckedRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         _check_containers(body)
-        try:
-            return json.loads(body.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
-        except UnicodeDecodeError as error:
-            raise wrong(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
-        except RecursionError as error:
-            raise wrong("the body is nested too deeply") from error
-        except ValueError as error:
-            raise wrong(f"the body is not JSON: {str(error).partition(';')[0]}") from error
+        with blaming(None):
+            return loads(body, "the body")
 
 
 class CheckedRoute(APIRoute):
@@ -114,15 +107,3 @@ def _check_containers(body: bytes) -> None:
     found = outside.count(b"[") + outside.count(b"{")
     if found > MOST_CONTAINERS:
         raise wrong(f"the body may hold at most {MOST_CONTAINERS} lists and objects, got {found}")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise wrong(f"the body has {name!r} twice in one object")
-    return found
-
-
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number")

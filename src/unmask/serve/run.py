@@ -17,11 +17,11 @@ from typing import Any
 import uvicorn
 
 from unmask.engine.generator import Generator
-from unmask.engine.plan import plan
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import Policy
 from unmask.serve.app import Served, create_app
 from unmask.serve.config import ServerConfig
+from unmask.serve.translate import check_defaults
 from unmask.serve.worker import Worker
 from unmask.settings import Settings
 
@@ -72,10 +72,7 @@ class Server(uvicorn.Server):
     def __init__(
         self, llm: Generator, config: ServerConfig, *, policy: Policy, settings: Settings, say: Callable[[str], None]
     ) -> None:
-        self.max_tokens = plan(llm.model, policy, settings).max_tokens
-        if self.max_tokens >= llm.spec.max_length:
-            room = f"leaves no room for a prompt in the {llm.spec.max_length} positions of {llm.spec.name}"
-            raise UnmaskError(f"max_tokens={self.max_tokens} {room}; give a smaller --max-tokens")
+        self.max_tokens = check_defaults(llm, policy, settings).max_tokens
         self.say = say
         self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue, on_broken=self.stop)
         self.served = Served(worker=self.worker, config=config, policy=policy, settings=settings)

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, WithJsonSchema
 
+from unmask.serve.errors import wrong
 from unmask.settings import Settings
 
 MOST_STOPS = 64  # strings, each of which is looked for after every pass; counted in translate.py
@@ -108,6 +109,15 @@ class ChatRequest(_Request):
 
 
 Body = CompletionRequest | ChatRequest
+
+
+def request_of(body: Any, kind: type[Body]) -> Body:
+    """The body as a request of that kind; raises what the server would answer if it is not one."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        message, param = complaint(error.errors(include_url=False))
+        raise wrong(message, param=param) from error
 
 
 class Usage(BaseModel):

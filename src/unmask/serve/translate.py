@@ -1,4 +1,4 @@
-"""From OpenAI's fields to ours: what a request asks for, with the server's defaults filled in.
+"""From OpenAI's fields to ours: what a request asks for, with the defaults of the server or the batch filled in.
 
 A field that we do not support is refused if its value would change the answer. An unknown field is reported back as
 ignored; inside `decoding` it is refused.
@@ -17,7 +17,7 @@ from unmask.engine.prompts import as_batch
 from unmask.engine.scheduler import Request
 from unmask.errors import UnknownName, UnmaskError
 from unmask.policies import Policy
-from unmask.serve.errors import blaming, wrong
+from unmask.serve.errors import ApiError, blaming, wrong
 from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, CompletionRequest, Message
 from unmask.settings import Settings
 
@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """An HTTP request, translated: the engine's requests, and how to answer."""
+    """A request of a client, translated: the engine's requests, and how to answer."""
 
     requests: list[Request]  # one for each choice: prompt by prompt, each prompt with seeds that count up
     choices: int  # of each prompt
@@ -57,8 +57,24 @@ class Asked:
     ignored: list[str]
 
 
+def check_model(name: str | None, served: str) -> None:
+    """Raise if a request names another model than the one that is there."""
+    if name not in (None, served):
+        message = f"the model {name!r} does not exist here; there is only {served!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
+    """The plan of requests that keep the defaults; raises if they could not be decoded, whatever their prompt."""
+    job = plan(llm.model, policy, settings)
+    if job.max_tokens >= llm.spec.max_length:
+        room = f"leaves no room for a prompt in the {llm.spec.max_length} positions of {llm.spec.name}"
+        raise UnmaskError(f"max_tokens={job.max_tokens} {room}; give a smaller --max-tokens")
+    return job
+
+
 def asked_by(body: Body, llm: Generator, *, policy: Policy, settings: Settings, most: int) -> Asked:
-    """What the request asks for; `policy` and `settings` are the server's, `most` the texts it takes at once."""
+    """What the request asks for; `policy` and `settings` are the defaults, `most` is the number of texts allowed."""
     extra, decoding = body.model_extra or {}, body.decoding or {}
     for name, value in extra.items():
         if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
@@ -68,7 +84,7 @@ def asked_by(body: Body, llm: Generator, *, policy: Policy, settings: Settings, 
         raise wrong("stream_options is for requests with stream: true", param="stream_options")
     prompts, choices = _prompts(body), body.n or 1
     if len(prompts) * choices > most:
-        raise wrong(f"{len(prompts) * choices} texts are asked for, and this server takes {most} at once")
+        raise wrong(f"{len(prompts) * choices} texts are asked for; one request may ask for {most}")
     policy, settings = _policy(decoding, llm, policy), _settings(body, decoding, settings)
     with blaming("decoding"):
         job = plan(llm.model, policy, settings)
