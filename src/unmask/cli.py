@@ -70,8 +70,7 @@ def generate(
     """Continue one or more prompts (or fill the masks in them)."""
     texts = flags.read_prompts(prompts, file)
     flags.check_writable(trace)
-    llm = chosen.load()
-    policy = chosen.choose(llm)
+    llm, policy = chosen.open()
     terminal.note(chosen.about(texts))
     call, asked = flags.way_to_ask(llm, texts, chat=chat, infill=infill)
     detail = flags.detail(trace, overlap=trace_overlap)
@@ -100,8 +99,8 @@ def chat(
     """Talk with a model; /help lists the commands of the conversation."""
     from unmask.conversation import Conversation
 
-    llm = chosen.load()
-    talk = Conversation(llm, policy=chosen.choose(llm), settings=settings, system=system)
+    llm, policy = chosen.open()
+    talk = Conversation(llm, policy=policy, settings=settings, system=system)
     terminal.converse(talk, chosen.about)
 
 
@@ -113,17 +112,18 @@ def serve(chosen: flags.Model, settings: Settings, config: ServerConfig) -> None
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
     serving, config = flags.from_extra("unmask.serve.run", "serve", "serving"), flags.with_api_key(config)
     with serving.bind(config) as bound:
-        llm = chosen.load()
-        policy = chosen.choose(llm)
+        llm, policy = chosen.open()
         serving.Server(llm, config, policy=policy, settings=settings, say=terminal.note).run(bound)
 
 
 @app.command()
+@flags.with_flags(flags.Backend)
 @flags.with_flags(Settings, early_stop=True)
 @flags.with_flags(flags.Model)
 def batch(
     chosen: flags.Model,
     settings: Settings,
+    backend: flags.Backend,
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Texts decoded together.")] = 32,
@@ -133,12 +133,16 @@ def batch(
     flags.check_writable(target)
     files = flags.from_extra("unmask.batch.files", "serve", "a batch")
 
-    def answer(lines: Iterator[Any]) -> Iterator[Any]:
-        from unmask.batch.complete import complete
+    on_ray = backend.on_ray("batch")
 
-        llm = chosen.load()
-        how = {"policy": chosen.choose(llm), "settings": settings, "rows": batch_size, "name": served_model_name}
-        return complete(llm, lines, **how)
+    def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
+        from unmask.batch import complete, remote
+
+        options: dict[str, Any] = {"settings": settings, "rows": batch_size, "name": served_model_name}
+        if on_ray:
+            return remote.complete_on(backend, chosen.open, lines, count=count, **options)
+        llm, policy = chosen.open()
+        return complete.complete(llm, lines, policy=policy, **options)
 
     try:
         with terminal.batch_progress() as on_progress:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import typer
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnknownName, UnmaskError
 from unmask.options import option
 from unmask.remote.config import ClusterConfig
 from unmask.serve.config import ServerConfig
@@ -63,8 +63,10 @@ class Model(Device):
         where = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize, "revision": self.revision}
         return load(self.model, **where)
 
-    def choose(self, llm: Generator) -> Policy:
-        return choose_policy(llm.spec, self.policy, self.set_)
+    def open(self) -> tuple[Generator, Policy]:
+        """The model, and the policy for it."""
+        llm = self.load()
+        return llm, choose_policy(llm.spec, self.policy, self.set_)
 
     def about(self, prompts: list[str]) -> str | None:
         """A note on prompts that the embedded model was not trained for; None where there is nothing to note."""
@@ -91,11 +93,15 @@ class Backend(ClusterConfig):
         load: Any = backends.find(self.backend).load
         return partial(load, cluster=self) if self.on_ray() else load
 
-    def on_ray(self) -> bool:
-        """Whether batches are decoded on a Ray cluster; flags of a cluster that is not used are an error."""
-        usual = Backend(backend=self.backend)
+    def on_ray(self, command: str | None = None) -> bool:
+        """Whether a Ray cluster decodes; flags of a cluster are an error elsewhere.
+
+        A `command` that is named takes no plug-ins.
+        """
+        if command and self.backend not in ("local", "ray"):
+            raise UnknownName(f"backend of `unmask {command}`", self.backend, ("local", "ray"))
         for item in () if self.backend == "ray" else fields(ClusterConfig):
-            if getattr(self, item.name) != getattr(usual, item.name):
+            if getattr(self, item.name) != item.default:
                 raise UnmaskError(f"--{item.name.replace('_', '-')} is for --backend ray, got --backend {self.backend}")
         return self.backend == "ray"
 

@@ -20,12 +20,12 @@ def answer(line, *, status=200):
     return {"id": "batch_req_1", "custom_id": line["custom_id"], "response": response, "error": None}
 
 
-def answering(lines):
+def answering(lines, count: int = 0):
     """Answers all lines, the last one first."""
     return [answer(line) for line in reversed(list(lines))]
 
 
-def never(lines):
+def never(lines, count: int = 0):
     pytest.fail("there is nothing to decode")
 
 
@@ -38,7 +38,7 @@ def test_answers_are_written_as_they_come_and_a_second_run_has_nothing_to_do(fil
     source, target = files
     sizes = []
 
-    def complete(lines):
+    def complete(lines, count: int = 0):
         for line in lines:
             sizes.append(target.stat().st_size)
             yield answer(line)
@@ -60,7 +60,7 @@ def test_a_run_cut_short_anywhere_is_taken_up_and_no_answer_is_lost_or_made_agai
         kept = whole[:cut].count(b"\n")
         asked = []
 
-        def complete(lines, asked=asked):
+        def complete(lines, count, asked=asked):
             for line in lines:
                 asked.append(line["custom_id"])
                 yield answer(line)
@@ -75,7 +75,7 @@ def test_a_run_cut_short_anywhere_is_taken_up_and_no_answer_is_lost_or_made_agai
 def test_progress_is_told_at_the_start_and_after_each_answer(files):
     source, target = files
     told: list[Progress] = []
-    run(source, target, lambda lines: [answer(line, status=500 if n == 1 else 200) for n, line in enumerate(lines)],
+    run(source, target, lambda lines, _: [answer(line, status=500 if n == 1 else 200) for n, line in enumerate(lines)],
         on_progress=told.append)  # fmt: skip
     assert [progress.done for progress in told] == [0, 1, 2, 3, 4, 5]
     assert [progress.failed for progress in told] == [0, 0, 1, 1, 1, 1]
@@ -85,7 +85,7 @@ def test_progress_is_told_at_the_start_and_after_each_answer(files):
 def test_an_answer_that_comes_twice_is_kept_once_and_one_that_never_comes_is_an_error(files):
     source, target = files
     with pytest.raises(WorkFailed, match="1 of 5 requests got no answer; the same command goes on"):
-        run(source, target, lambda lines: [answer(line) for line in [*lines][:4] for _ in range(2)])
+        run(source, target, lambda lines, _: [answer(line) for line in [*lines][:4] for _ in range(2)])
     assert len(answers_in(target)) == 4
     run(source, target, answering)
     assert len(answers_in(target)) == 5
@@ -94,7 +94,7 @@ def test_an_answer_that_comes_twice_is_kept_once_and_one_that_never_comes_is_an_
 def test_what_was_answered_before_an_error_stays(files):
     source, target = files
 
-    def failing(lines):
+    def failing(lines, count: int = 0):
         yield answer(next(lines))
         raise WorkFailed("no device")
 
@@ -185,7 +185,7 @@ def test_files_that_cannot_be_used_are_refused(files, tmp_path):
 def test_two_runs_do_not_write_one_file(files):
     source, target = files
 
-    def complete(lines):
+    def complete(lines, count: int = 0):
         with pytest.raises(WorkFailed, match=r"another process writes .*out.jsonl; wait for it"):
             run(source, target, never)
         return answering(lines)

@@ -45,14 +45,14 @@ class Progress:
 def run(
     source: Path,
     target: Path,
-    complete: Callable[[Iterator[Line]], Iterable[Result]],
+    complete: Callable[[Iterator[Line], int], Iterable[Result]],
     *,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
     """Answer the requests of `source` that `target` has no answer for, and append the answers there.
 
-    `complete` is called with these requests if there are any, and gives a result for each, in any order. What is wrong
-    with a file is raised before.
+    `complete` is called with these requests and their number, if there are any, and gives a result for each, in any
+    order. What is wrong with a file is raised before.
     """
     _check_files(source, target)
     left = _ids(source)
@@ -63,7 +63,7 @@ def run(
         progress, began, synced = Progress(total=total, before=total - len(left)), time.perf_counter(), 0.0
         on_progress(progress)
         unanswered = (line for _, line in _requests(source) if line["custom_id"] in left)
-        for result in complete(unanswered) if left else ():
+        for result in complete(unanswered, len(left)) if left else ():
             if result["custom_id"] not in left:  # a worker that was lost may have answered before
                 continue
             file.write(dumps(result) + b"\n")
