@@ -2,12 +2,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 CORE := .venv/.core
 STAMP := .venv/.installed
+# SGLang, whose own loops our adapter is tested in. It lies apart and without what it depends on: tests import a few of
+# its Python files, so the wheel of one platform serves all.
+SGLANG := 0.5.23
+HOSTS := .venv/hosts/sglang-$(SGLANG).dist-info
 
 .PHONY: setup demo test lint paper paper-full FORCE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-setup: $(STAMP)
+setup: $(STAMP) $(HOSTS)
 
 # What decoding needs; the demonstration waits for nothing else.
 $(CORE): pyproject.toml constraints.txt
@@ -22,6 +26,11 @@ $(CORE): pyproject.toml constraints.txt
 $(STAMP): $(CORE)
 	$(INSTALL) -e ".[dev,all]"
 	touch $(STAMP)
+
+$(HOSTS): | $(CORE)
+	rm -rf .venv/hosts
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .venv/hosts \
+		--only-binary :all: --platform manylinux_2_34_x86_64 --python-version 3.11 sglang==$(SGLANG)
 
 demo: $(CORE)
 	$(BIN)/python examples/demo.py

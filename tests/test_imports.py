@@ -5,7 +5,8 @@ import sys
 
 import unmask
 
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors")
+HOSTS = ("diffusers", "sglang")
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors", *HOSTS)
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -20,6 +21,11 @@ def test_importing_the_package_imports_nothing_heavy():
 
 def test_help_imports_nothing_heavy():
     assert loaded_after("from unmask.cli import run; run(['generate', '--help']); print()") == set()
+
+
+def test_an_adapter_imports_no_host_but_its_own():
+    assert not loaded_after("import unmask.integrations.fast_dllm; print()") & set(HOSTS)
+    assert loaded_after("import unmask.integrations.diffusers; print()") & set(HOSTS) == {"diffusers"}
 
 
 def test_every_public_name_is_there():

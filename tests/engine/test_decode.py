@@ -202,7 +202,8 @@ PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9, 3), (2,))
 
 
 def test_the_list_of_policies_above_is_complete():
-    assert sorted([*NAMES, "threshold", "wino"]) == policies.names()
+    ours = {name for name in policies.names() if type(policies.get(name)).__module__.startswith("unmask.")}
+    assert {*NAMES, "threshold", "wino"} == ours
 
 
 # wino is not defined for Dream's shifted head.

@@ -132,12 +132,19 @@ def test_temperature_draws_from_the_global_generator():
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_a_policy_that_keeps_state_is_refused_because_the_loop_would_drop_it(users_policies):
+    logits, mask_index, x = case(2)
+    configure("steady")
+    with pytest.raises(UnmaskError, match="the policy steady keeps state"):
+        get_transfer_index(logits, 0.0, "low_confidence", mask_index, x, None)
+
+
 @pytest.mark.parametrize("name", ["dawn", "dapd", "wino", "klass"])
 def test_policies_that_need_more_than_logits_are_refused_and_the_one_before_stays(name):
     logits, mask_index, x = case(3)
     configure(policies.get("threshold", threshold=0.3))
     before = get_transfer_index(logits, 0.0, "low_confidence", mask_index, x, None)[1]
-    with pytest.raises(UnmaskError, match="which this loop has not"):
+    with pytest.raises(UnmaskError, match="which the loop of Fast-dLLM does not give"):
         configure(name)
     with pytest.raises(UnmaskError, match="needs to know the pass"):
         configure(policies.get("entropy", schedule="dream"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from unmask.engine.plan import Plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import ModelSpec
-from unmask.policies import most_commits, name_of, remasks
+from unmask.policies import most_commits, name_of, remasks, state_of
 from unmask.types import Commit, StepEvent
 
 _WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths occur
@@ -131,8 +131,5 @@ class Group:
         index = on_device(staying, self.tokens.device).long()
         self.rows = [self.rows[number] for number in staying]
         self.tokens, self.holes = self.tokens[index], self.holes[index]
-        if self.state is not None:
-            values = {item.name: getattr(self.state, item.name) for item in fields(self.state)}
-            kept = {name: value[index] for name, value in values.items() if isinstance(value, Tensor)}
-            self.state = replace(self.state, **kept)
+        self.state = state_of(self.state, index)
         return done

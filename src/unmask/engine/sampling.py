@@ -6,6 +6,8 @@ then sees: with LLaDA's the plain distribution, with Dream's the distribution th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -31,7 +33,10 @@ def narrow(logits: Float[Tensor, "*b v"], settings: Settings) -> Float[Tensor, "
 
 
 def propose(
-    logits: Float[Tensor, "b k v"], settings: Settings, widths: list[int], generators: list[torch.Generator]
+    logits: Float[Tensor, "b k v"],
+    settings: Settings,
+    widths: Sequence[int],
+    generators: Sequence[torch.Generator | None],
 ) -> tuple[Int[Tensor, "b k"], Float[Tensor, "b k v"]]:
     """A token for every position, and the logits it was drawn from.
 

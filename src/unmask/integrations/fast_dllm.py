@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask import policies
-from unmask.engine.sampling import gumbel_noise
 from unmask.errors import UnmaskError
-from unmask.policies import Policy, with_progress
+from unmask.integrations.host import Block, advance, allowed
+from unmask.policies import Policy
 from unmask.rules.selection import best_scored
-from unmask.types import StepView
+from unmask.settings import Settings
 
 _COUNTED = ("fixed", "random")  # policies whose number of commits the caller's schedule decides
 _chosen: Policy = policies.get("mean_field")
@@ -29,11 +29,7 @@ def configure(policy: str | Policy) -> None:
     """Choose the policy of every later call; a name stands for the policy with its defaults."""
     global _chosen
     policy = policies.get(policy) if isinstance(policy, str) else policy
-    beyond = policies.needs_of(policy) - {"uniform"}
-    if beyond:
-        raise UnmaskError(
-            f"the policy {policies.name_of(policy)} needs {', '.join(sorted(beyond))}, which this loop has not"
-        )
+    allowed(policy, "the loop of Fast-dLLM", gives=frozenset({"uniform"}))
     if getattr(policy, "schedule", None) == "dream" or getattr(policy, "passes", None) is not None:
         raise UnmaskError("a schedule over passes needs to know the pass, which this loop does not tell")
     _chosen = policy
@@ -56,15 +52,21 @@ def get_transfer_index(
     if not bool(counts.any()):
         return x0, transfer
     at, masked = _window(mask_index)
-    rows = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])).float()
-    rows = _without_mask_token(rows, x, mask_index)
-    view = StepView(logits=rows, masked=masked, proposed=_propose(rows, temperature), start=at[:, 0])
-    decision, _ = policy.select(view, None)
-    commit = with_progress(decision, masked)
+    block = Block(
+        logits=logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])),
+        tokens=x.gather(1, at),
+        masked=masked,
+        mask_id=int(x.reshape(-1)[mask_index.reshape(-1).long().argmax()]),  # stands at every masked position
+        start=at[:, 0],
+    )
+    done = advance(policy, block, settings=Settings(temperature=temperature))
+    if done.state is not None:
+        raise UnmaskError(f"the policy {policies.name_of(policy)} keeps state, for which this loop has no place")
+    commit = done.commit
     if num_transfer_tokens is not None and policies.name_of(policy) in _COUNTED:
-        commit = best_scored(decision.score, masked, num_transfer_tokens.reshape(-1).expand(len(counts)))
+        commit = best_scored(done.score, masked, num_transfer_tokens.reshape(-1).expand(len(counts)))
     # Rows with shorter windows repeat a position; their extra columns are not masked and add nothing.
-    x0 += torch.zeros_like(x).scatter_add_(1, at, torch.where(masked, view.proposed.to(x.dtype) - x.gather(1, at), 0))
+    x0 += torch.zeros_like(x).scatter_add_(1, at, torch.where(masked, done.proposed.to(x.dtype) - block.tokens, 0))
     transfer |= torch.zeros_like(x).scatter_add_(1, at, commit.to(x.dtype)).bool()
     return x0, transfer
 
@@ -92,22 +94,3 @@ def _window(mask_index: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b w"], Bool[T
     column = first + torch.arange(width, device=mask_index.device)
     at = column.clamp(max=length - 1)
     return at, mask_index.gather(1, at) & (column <= last)
-
-
-def _without_mask_token(
-    logits: Float[Tensor, "b w v"], x: Int[Tensor, "b n"], mask_index: Bool[Tensor, "b n"]
-) -> Float[Tensor, "b w v"]:
-    """Logits in which the mask token, read off a masked position, cannot be proposed."""
-    mask_id = int(x.reshape(-1)[mask_index.reshape(-1).long().argmax()])
-    return (
-        logits.index_fill(-1, torch.tensor([mask_id], device=x.device), -torch.inf)
-        if mask_id < logits.shape[-1]
-        else logits
-    )
-
-
-def _propose(logits: Float[Tensor, "b w v"], temperature: float) -> Int[Tensor, "b w"]:
-    """The likeliest token, or with noise from torch's global generator, as in those scripts."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    return (logits.double() + temperature * gumbel_noise(tuple(logits.shape), None, logits.device)).argmax(-1)

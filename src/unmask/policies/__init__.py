@@ -7,6 +7,7 @@ from unmask.policies.base import (
     describe,
     get,
     is_pure,
+    joined_state,
     most_commits,
     name_of,
     names,
@@ -14,6 +15,7 @@ from unmask.policies.base import (
     owner_of,
     register,
     remasks,
+    state_of,
     with_progress,
 )
 from unmask.policies.cumulative import Cumulative
@@ -53,6 +55,7 @@ __all__ = [
     "describe",
     "get",
     "is_pure",
+    "joined_state",
     "most_commits",
     "name_of",
     "names",
@@ -64,5 +67,6 @@ __all__ = [
     "remasks",
     "resolve",
     "resolve_settings",
+    "state_of",
     "with_progress",
 ]

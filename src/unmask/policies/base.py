@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -162,6 +162,24 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
         if part in ("commit", "remask", "wait") and value.dtype != torch.bool:
             raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not torch.bool")
     return answer
+
+
+def state_of(state: Any, rows: slice | Tensor) -> Any:
+    """What a policy remembers of some rows only."""
+    return state if state is None else replace(state, **{name: value[rows] for name, value in _tensors(state).items()})
+
+
+def joined_state(states: list[Any]) -> Any:
+    """What a policy remembers of the rows of several states, one behind the other; all are None, or none is."""
+    if states[0] is None or len(states) == 1:
+        return states[0]
+    parts = [_tensors(state) for state in states]
+    return replace(states[0], **{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+
+def _tensors(state: Any) -> dict[str, Tensor]:
+    values = {item.name: getattr(state, item.name) for item in fields(state)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
