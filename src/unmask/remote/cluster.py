@@ -79,7 +79,9 @@ class Cluster:
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    where: dict[str, Any] = {"include_dashboard": False} if address is None else {"address": _checked(address)}
+    # Without `local`, Ray would join a cluster of another program on this machine.
+    own: dict[str, Any] = {"address": "local", "include_dashboard": False}
+    where = own if address is None else {"address": _checked(address)}
     try:
         ray.init(**where, logging_level="ERROR", log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
