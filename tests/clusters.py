@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Read when Ray is imported: no token in the home folder, no report to another site.
-os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-
 SMALL: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 

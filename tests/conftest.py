@@ -25,6 +25,8 @@ from torch import Tensor
 
 # Read by huggingface_hub when it is imported: no test may reach for the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Read by Ray when it is imported: no token in the home folder, no report to another site.
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 # Threads of several test workers that wait for each other make small tensors a hundred times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)

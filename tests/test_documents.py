@@ -3,9 +3,11 @@
 import re
 import runpy
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from unmask.cli import run
 
@@ -13,6 +15,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # A block that needs a checkpoint or a GPU says so in its first line.
 ELSEWHERE = "# needs a checkpoint"
+# Examples that measure or simulate for minutes, unless told to do less.
+SMALL = {
+    "cluster_simulation.py": ["--replicas", "8", "--requests", "50", "--router", "two", "least", "random"],
+    "cluster_speed.py": ["--model", "toy", "--replicas", "1", "--prompts", "32"],
+}
 
 
 def blocks(language: str) -> list:
@@ -47,9 +54,20 @@ def test_a_command_block_runs(block, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_runs(example, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", [str(example)])
+    monkeypatch.setattr("sys.argv", [str(example), *SMALL.get(example.name, ())])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples" / "cluster").iterdir()), ids=lambda path: path.name)
+def test_the_files_of_clusters_can_be_read_and_their_commands_exist(file):
+    text = file.read_text()
+    if file.suffix == ".yaml":
+        assert all(isinstance(part, dict) for part in yaml.safe_load_all(text))
+    if file.suffix == ".sh":
+        subprocess.run(["bash", "-n", str(file)], check=True)
+    for words in re.findall(r"unmask (?:serve|eval|batch) [^#`]*?--backend ray", text):
+        assert run([words.split()[1], "--help"]) == 0
 
 
 def test_links_between_pages_lead_somewhere():

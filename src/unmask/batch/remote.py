@@ -13,9 +13,6 @@ from unmask.policies import Policy
 from unmask.remote.config import ClusterConfig
 from unmask.remote.replicas import Pool
 
-PARTS = 8  # at least so many parts a replica, so that replicas end at about the same time
-MOST_BATCHES = 8  # in a part: rows are free only at its end
-
 
 class Worker:
     """A model on one node, which answers a part of the lines at a time."""
@@ -39,7 +36,7 @@ def complete_on(
 ) -> Iterator[Result]:
     """As `complete`, for `count` lines, on every replica of the cluster; `open_model` loads the model there."""
     replicas = Pool(partial(Worker, open_model, {"rows": rows, **options}), cluster)
-    size = min(max(rows, count // (PARTS * replicas.cluster.replicas)), MOST_BATCHES * rows)
+    size = replicas.part_size(count, rows)
     try:
         for results in replicas.map("answer", ((part,) for part in iter(lambda: list(islice(lines, size)), []))):
             yield from results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
@@ -48,7 +48,8 @@ class RemoteGenerator:
         return self._in_order("chat", conversations, given)
 
     def _in_order(self, method: str, prompts: Iterable[Any], options: Mapping[str, Any]) -> Iterator[Output]:
-        parts = enumerate(_parts(prompts, options["batch_size"]))
+        count = len(prompts) if isinstance(prompts, Sized) else 0
+        parts = enumerate(_parts(prompts, self.replicas.part_size(count, options["batch_size"])))
         early: dict[int, list[Output]] = {}
         following = 0
         for number, outputs in self.replicas.map("decode", ((at, method, part, options) for at, part in parts)):

@@ -18,6 +18,8 @@ from unmask.remote.config import ClusterConfig
 TICK_S = 2.0  # between two looks at the cluster while nothing happens
 PLACED_TICKS = 30  # looks without any replica placed, before the pool gives up
 MOST_LOSSES = 3  # of one task, or of replicas that start, in a row
+PARTS = 8  # at least so many parts a replica, so that replicas end at about the same time
+MOST_BATCHES = 8  # in a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,13 @@ class Pool:
     @property
     def status(self) -> str:
         return f"{len(self._idle) + len(self._busy)} of {self.cluster.replicas} replicas"
+
+    def part_size(self, count: int, rows: int) -> int:
+        """How many of `count` items to hand out at a time, where a replica decodes `rows` of them together.
+
+        A replica refills its rows from the part, so that rows are idle only at the end of a part.
+        """
+        return min(max(rows, count // (PARTS * self.cluster.replicas)), MOST_BATCHES * rows)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What the method gives on one of the replicas."""
