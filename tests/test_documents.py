@@ -27,7 +27,8 @@ def blocks(language: str) -> list:
     for page in PAGES:
         for number, block in enumerate(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S), 1):
             if not block.startswith(ELSEWHERE):
-                found.append(pytest.param(block, id=f"{page.name}-{number}"))
+                marks = pytest.mark.slow if "unmask.remote" in block else ()  # starts a cluster
+                found.append(pytest.param(block, id=f"{page.name}-{number}", marks=marks))
     return found
 
 
