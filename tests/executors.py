@@ -32,7 +32,7 @@ class Pickled(LocalExecutor):
 class Spawned:
     """Loads the model in two other processes, which share the batches; knows of it only what they tell."""
 
-    status = "2 processes"
+    shared, status = True, "2 processes"
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         context = multiprocessing.get_context("spawn")

@@ -200,9 +200,7 @@ def evaluate(
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
     how = asdict(where)
-    # Replicas on a cluster share cores, or a GPU, with each other.
-    alone = backend.backend == "local" or (backend.gpus_per_replica or 0) >= 1
-    truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or not alone or None}
+    truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
     chosen = read(recipe, {**sizes, **places, **how, **truths})
     load, folder = backend.loader(), out or Path("runs") / recipe.stem
     try:

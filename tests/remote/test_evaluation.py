@@ -86,6 +86,7 @@ def test_a_lost_node_loses_and_repeats_nothing_and_the_run_equals_a_local_one(
     assert (finished.new_cells, finished.new_items) == (2, 120)
     assert untimed(out) == untimed(whole)
     assert items_of(out) == [list(range(60))] * 2
+    assert all(cell.about["shared"] for cell in cells_of(out))  # replicas on one machine disturb each other's times
     assert len(cluster.list_all_nodes()) == 1, "the node was never lost"
     assert "1 of 2 replicas" in seen
 

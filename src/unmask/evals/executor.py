@@ -68,6 +68,11 @@ class Executor(TextModel, Protocol):
     info: ModelInfo
 
     @property
+    def shared(self) -> bool:
+        """Whether other work uses its devices meanwhile, so that times are worth nothing."""
+        ...
+
+    @property
     def status(self) -> str:
         """What a line of progress says of the executor; empty: nothing."""
         ...
@@ -93,7 +98,7 @@ class Executor(TextModel, Protocol):
 class LocalExecutor:
     """Decodes in this process, one batch after the other."""
 
-    status = ""
+    shared, status = False, ""
 
     def __init__(self, llm: Generator) -> None:
         self.llm, self.spec, self.codec = llm, llm.spec, llm.codec

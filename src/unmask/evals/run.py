@@ -183,12 +183,13 @@ class _Job:
 
     def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> CellFolder:
         """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""
+        shared = self.recipe.shared or executor.shared
         if not self.fresh:
-            if name := reuse(folder, shared=self.recipe.shared):
+            if name := reuse(folder, shared=shared):
                 self.reused[name] += 1
                 return CellFolder(folder.folder)
-            begin_with_fewer_items(folder, shared=self.recipe.shared)
-        if self.recipe.shared:
+            begin_with_fewer_items(folder, shared=shared)
+        if shared:
             folder.note(shared=True)
         cell, before = folder.cell, len(folder.generations)
         tiny = tiny_suite.knows(cell.task)

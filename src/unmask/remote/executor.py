@@ -32,6 +32,11 @@ class RayExecutor:
             raise
 
     @property
+    def shared(self) -> bool:
+        """Replicas without a GPU of their own share one, or the cores of a machine."""
+        return self.replicas.cluster.gpus < 1
+
+    @property
     def status(self) -> str:
         return self.replicas.status
 
