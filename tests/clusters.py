@@ -36,7 +36,7 @@ class Marked:
         return 2 * number
 
     def process(self, _: int) -> int:
-        time.sleep(0.1)  # so that the other replica has time to start
+        time.sleep(0.1)  # so that the other replicas have time to start
         return os.getpid()
 
     def fail(self, error: Exception) -> None:

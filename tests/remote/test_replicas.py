@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -59,6 +61,17 @@ def test_there_are_as_many_replicas_as_have_room(start: Start) -> None:
 def test_a_replica_that_dies_loses_and_repeats_nothing(start: Start) -> None:
     pool = start(replicas=2)
     assert sorted(pool.map("die_once", [(number,) for number in range(8)])) == list(range(8))
+
+
+def test_replicas_that_died_while_they_had_no_work_are_not_the_fault_of_the_next_task(start: Start) -> None:
+    pool = start(replicas=4)
+    while pool.status != "4 of 4 replicas":
+        list(pool.map("process", [(number,) for number in range(20)]))
+    pids = set(pool.map("process", [(number,) for number in range(40)]))
+    assert len(pids) == 4
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert pool.call("double", 21) == 42
 
 
 def test_work_that_ends_every_replica_ends_in_one_line(start: Start) -> None:

@@ -75,6 +75,7 @@ class Pool:
         self._placing: dict[Any, Any] = {}  # what Ray will answer -> the actor that it is asked of
         self._loading: dict[Any, tuple[Any, str]] = {}
         self._idle: list[Any] = []
+        self._checked: dict[Any, Any] = {}  # idle before another one was lost, perhaps with the same node
         self._busy: dict[Any, tuple[Any, _Task | None]] = {}  # None: an answer that is no longer wanted
         self._unplaced = self._failed_starts = 0
         for _ in range(self.cluster.replicas):
@@ -82,7 +83,7 @@ class Pool:
 
     @property
     def status(self) -> str:
-        return f"{len(self._idle) + len(self._busy)} of {self.cluster.replicas} replicas"
+        return f"{len(self._idle) + len(self._checked) + len(self._busy)} of {self.cluster.replicas} replicas"
 
     def part_size(self, count: int, rows: int) -> int:
         """How many of `count` items to hand out at a time, where a replica decodes `rows` of them together.
@@ -113,9 +114,11 @@ class Pool:
     def close(self) -> None:
         """End the replicas and leave the cluster."""
         at_work = (actor for actor, _ in [*self._loading.values(), *self._busy.values()])
-        for actor in () if self.cluster.lost else [*self._placing.values(), *self._idle, *at_work]:
+        others = [*self._placing.values(), *self._checked.values(), *self._idle]
+        for actor in () if self.cluster.lost else [*others, *at_work]:
             self._ray.kill(actor)
-        self._placing, self._loading, self._idle, self._busy = {}, {}, [], {}
+        for found in (self._placing, self._loading, self._checked, self._idle, self._busy):
+            found.clear()
         self.cluster.close()
 
     @staticmethod
@@ -135,7 +138,7 @@ class Pool:
 
     def _finished(self, again: deque[_Task]) -> Iterator[Any]:
         """Wait for news of replicas, and yield the results among it; lost tasks go to `again`."""
-        waiting = [*self._placing, *self._loading, *self._busy]
+        waiting = [*self._placing, *self._loading, *self._checked, *self._busy]
         news, _ = self._ray.wait(waiting, num_returns=1, timeout=TICK_S)
         self.cluster.check()
         if not news:
@@ -143,6 +146,10 @@ class Pool:
         for answer in self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if news else ():
             if answer in self._busy:
                 yield from self._result(answer, again)
+            elif answer in self._checked:
+                actor = self._checked.pop(answer)
+                _, lost = self._read(answer)
+                self._start() if lost else self._idle.append(actor)
             else:
                 self._started(answer)
 
@@ -156,6 +163,8 @@ class Pool:
                 yield found
             return
         self._start()
+        self._checked |= {actor.place.remote(): actor for actor in self._idle}
+        self._idle.clear()
         if task is not None:
             task.losses += 1
             if task.losses >= MOST_LOSSES:
@@ -195,7 +204,7 @@ class Pool:
 
     def _check_placed(self) -> None:
         """Raise if no replica has found room for a while."""
-        at_work = self._idle or self._loading or self._busy
+        at_work = self._idle or self._checked or self._loading or self._busy
         self._unplaced = 0 if at_work else self._unplaced + 1
         if self._unplaced >= PLACED_TICKS:
             share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
