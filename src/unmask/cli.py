@@ -145,7 +145,7 @@ def batch(
         return complete.complete(llm, lines, policy=policy, **options)
 
     try:
-        with terminal.batch_progress() as on_progress:
+        with terminal.batch_progress() as on_progress, backend.quiet():
             done = files.run(source, target, answer, on_progress=on_progress)
     except KeyboardInterrupt:
         raise WorkFailed(f"interrupted; every finished answer is in {target}, the same command goes on") from None
@@ -204,7 +204,7 @@ def evaluate(
     chosen = read(recipe, {**sizes, **places, **how, **truths})
     load, folder = backend.loader(), out or Path("runs") / recipe.stem
     try:
-        with terminal.eval_progress() as heard:
+        with terminal.eval_progress() as heard, backend.quiet():
             finished = measure(chosen, out=folder, load=load, command=flags.command_line(), fresh=fresh, **heard)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"

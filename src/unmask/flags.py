@@ -93,6 +93,12 @@ class Backend(ClusterConfig):
         load: Any = backends.find(self.backend).load
         return partial(load, cluster=self) if self.on_ray() else load
 
+    def quiet(self) -> contextlib.AbstractContextManager[None]:
+        """Leave stdout to the results while batches are decoded."""
+        from unmask.remote.cluster import quiet
+
+        return quiet() if self.backend == "ray" else contextlib.nullcontext()
+
     def on_ray(self, command: str | None = None) -> bool:
         """Whether a Ray cluster decodes; flags of a cluster are an error elsewhere.
 

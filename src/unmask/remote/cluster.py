@@ -9,6 +9,8 @@ import atexit
 import os
 import socket
 import time
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from unmask.errors import UnmaskError, WorkFailed
@@ -30,6 +32,13 @@ def import_ray() -> Any:
     except ModuleNotFoundError as error:
         raise UnmaskError(f"a cluster needs {error.name}, which is missing: pip install 'unmask[ray]'") from error
     return ray
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep stdout free of the pages that Ray prints there about each worker and node that is lost."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 class Cluster:
