@@ -108,14 +108,18 @@ def chat(
 @app.command()
 @flags.with_flags(ServerConfig)
 @flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(flags.Backend)
 @flags.with_flags(flags.Model)
-def serve(chosen: flags.Model, settings: Settings, config: ServerConfig) -> None:
+def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
-    serving, config = flags.serving(), flags.with_api_key(config)
+    serving, config = flags.serving(backend), flags.with_api_key(config)
+    how = {"settings": settings, "say": terminal.note}
+    if backend.on_ray():
+        serving.Fleet(chosen.open, config, cluster=backend, **how).run()
+        return
     with serving.bind(config) as bound:
-        llm = chosen.load()
-        policy = chosen.choose(llm)
-        serving.Server(llm, config, policy=policy, settings=settings, say=terminal.note).run(bound)
+        llm, policy = chosen.open()
+        serving.Server(llm, config, policy=policy, **how).run(bound)
 
 
 @app.command()

@@ -66,6 +66,11 @@ class Model(Device):
     def choose(self, llm: Generator) -> Policy:
         return choose_policy(llm.spec, self.policy, self.set_)
 
+    def open(self) -> tuple[Generator, Policy]:
+        """The model and the policy, for a server."""
+        llm = self.load()
+        return llm, self.choose(llm)
+
     def about(self, prompts: list[str]) -> str | None:
         """A note on prompts that the embedded model was not trained for; None where there is nothing to note."""
         from unmask import tasks
@@ -215,10 +220,12 @@ def _prompt_in(line: str, place: str) -> str:
     return prompt
 
 
-def serving() -> ModuleType:
-    """The module that runs a server; raises an error of one line if a package it needs is missing."""
+def serving(backend: Backend) -> ModuleType:
+    """The module that runs a server there; raises an error of one line if a package it needs is missing."""
+    if not backend.on_ray() and backend.backend != "local":
+        raise UnmaskError(f"serve knows --backend local and ray, got {backend.backend!r}")
     try:
-        return importlib.import_module("unmask.serve.run")
+        return importlib.import_module("unmask.serve.fleet" if backend.on_ray() else "unmask.serve.run")
     except ModuleNotFoundError as error:
         raise UnmaskError(f"serving needs {error.name}, which is missing: pip install 'unmask[serve]'") from error
 

@@ -14,6 +14,8 @@ from unmask.remote.config import ClusterConfig
 
 CONNECT_S = 5.0  # for a TCP connection to the head node
 MOST_MISSES = 3  # checks in a row that the head node does not answer, before the cluster counts as lost
+# Without "local", Ray joins a cluster that it finds on this machine.
+LOCAL = {"address": "local", "include_dashboard": False}
 # Read by Ray when it is imported. One attempt to connect takes 40 s, and Ray would make twenty.
 ENVIRONMENT = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -51,10 +53,14 @@ class Cluster:
         there = self.ray.cluster_resources()
         return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
 
+    @property
+    def lost(self) -> bool:
+        return self.misses >= MOST_MISSES
+
     def check(self) -> None:
         """Raise if the head node has not answered several times in a row."""
         self.misses = 0 if _answers(self.head) else self.misses + 1
-        if self.misses >= MOST_MISSES:
+        if self.lost:
             raise WorkFailed(f"the Ray cluster at {self.head} is lost: its head node does not answer")
 
     def close(self) -> None:
@@ -64,7 +70,7 @@ class Cluster:
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    where: dict[str, Any] = {"include_dashboard": False} if address is None else {"address": _checked(address)}
+    where: dict[str, Any] = LOCAL if address is None else {"address": _checked(address)}
     try:
         ray.init(**where, logging_level="ERROR", log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
