@@ -107,13 +107,19 @@ def chat(
 @app.command()
 @flags.with_flags(ServerConfig)
 @flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(flags.Backend)
 @flags.with_flags(flags.Model)
-def serve(chosen: flags.Model, settings: Settings, config: ServerConfig) -> None:
+def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
-    serving, config = flags.from_extra("unmask.serve.run", "serve", "serving"), flags.with_api_key(config)
+    on_ray, config = backend.on_ray("serve"), flags.with_api_key(config)
+    serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
+    how = {"settings": settings, "say": terminal.note}
+    if on_ray:
+        serving.Fleet(chosen.open, config, cluster=backend, **how).run()
+        return
     with serving.bind(config) as bound:
         llm, policy = chosen.open()
-        serving.Server(llm, config, policy=policy, settings=settings, say=terminal.note).run(bound)
+        serving.Server(llm, config, policy=policy, **how).run(bound)
 
 
 @app.command()

@@ -63,6 +63,10 @@ class Cluster:
         there = self.ray.cluster_resources()
         return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
 
+    @property
+    def lost(self) -> bool:
+        return self.misses >= MOST_MISSES
+
     def check(self) -> None:
         """Raise if the head node has not answered for a while; may be called often.
 
@@ -74,10 +78,6 @@ class Cluster:
         self.checked = time.monotonic()
         if self.lost:
             raise WorkFailed(f"the Ray cluster at {self.head} is lost: its head node does not answer")
-
-    @property
-    def lost(self) -> bool:
-        return self.misses >= MOST_MISSES
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -14,18 +12,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
-from unmask.policies import Policy
 from unmask.serve import schema
 from unmask.serve.answers import Answer
-from unmask.serve.config import ServerConfig
 from unmask.serve.errors import ApiError, answer_to, closing, wrong
 from unmask.serve.guard import CheckedRoute, Guard
 from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
+from unmask.serve.served import Served
 from unmask.serve.stream import frames
 from unmask.serve.strict_json import dumps
 from unmask.serve.translate import asked_by, check_model
-from unmask.serve.worker import Ticket, Worker
-from unmask.settings import Settings
+from unmask.serve.worker import Ticket
 
 T = TypeVar("T")
 
@@ -39,26 +35,6 @@ def _failing(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 _WORKING = _failing(400, 401, 404, 413, 429, 500, 503) | {200: {"content": {"text/event-stream": {}}}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What the routes share; `policy` and `settings` are the defaults of requests."""
-
-    worker: Worker
-    config: ServerConfig
-    policy: Policy
-    settings: Settings
-    started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
-    uploads: set[asyncio.Timeout] = field(default_factory=set)  # bodies that are being read
-
-    @property
-    def name(self) -> str:
-        """What clients call the model."""
-        return self.config.served_model_name or self.worker.llm.spec.name
-
-    def model(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.started, "owned_by": "unmask"}
 
 
 class EventStream(StreamingResponse):
@@ -127,7 +103,7 @@ async def health(request: Request) -> Response:
 @router.get("/metrics", response_class=PlainTextResponse, responses=_failing(401))
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    return Response(_served(request).worker.metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE})
 
 
 @router.get("/v1/models", response_model=schema.ModelList, responses=_failing(401))

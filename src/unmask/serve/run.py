@@ -7,7 +7,6 @@ import math
 import signal
 import socket
 import threading
-import time
 from collections import abc
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -19,13 +18,11 @@ import uvicorn
 from unmask.engine.generator import Generator
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import Policy
-from unmask.serve.app import Served, create_app
+from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
-from unmask.serve.translate import check_defaults
-from unmask.serve.worker import Worker
+from unmask.serve.served import Served
 from unmask.settings import Settings
 
-WARMUP_PROMPT_TOKENS = 512
 FAREWELL_S = 0.5  # for clients to read that they were dropped
 ACCESS_LOG = {
     "version": 1,
@@ -63,6 +60,12 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if bound.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
+def farewell(left: int, grace_s: float) -> str:
+    """The line that says how many requests are under way when a server is told to stop."""
+    whose = "1 request has" if left == 1 else f"{left} requests have"
+    return f"{whose} {grace_s:g} s to be finished; a second signal drops what is left"
+
+
 class Server(uvicorn.Server):
     """An engine behind uvicorn; `say` gets the lines for the terminal.
 
@@ -72,10 +75,9 @@ class Server(uvicorn.Server):
     def __init__(
         self, llm: Generator, config: ServerConfig, *, policy: Policy, settings: Settings, say: Callable[[str], None]
     ) -> None:
-        self.max_tokens = check_defaults(llm, policy, settings).max_tokens
         self.say = say
-        self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue, on_broken=self.stop)
-        self.served = Served(worker=self.worker, config=config, policy=policy, settings=settings)
+        self.served = Served.of(llm, config, policy=policy, settings=settings, on_broken=self.stop)
+        self.worker = self.served.worker
         self.stopping: asyncio.AbstractEventLoop | None = None  # the event loop, while the server stops
         self.hurried = False
         # No other log: warnings and errors reach stderr through Python's handler of last resort, and nothing else does.
@@ -87,7 +89,7 @@ class Server(uvicorn.Server):
     def run(self, bound: socket.socket) -> None:  # ty: ignore[incompatible-method-override]
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
         try:
-            self.worker.start(self._warm_up)
+            self.served.start(self.say)
             super().run(sockets=[bound])
         finally:
             self.worker.stop()
@@ -97,20 +99,6 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Have `run` return, when the requests under way are answered or their time is up; from any thread."""
         self.should_exit = True
-
-    def _warm_up(self) -> None:
-        """Have everything compiled and captured before the first request, which would pay for it otherwise."""
-        llm, config = self.worker.llm, self.served.config
-        length = config.warmup_prompt_tokens
-        if length is None:
-            length = min(WARMUP_PROMPT_TOKENS, llm.spec.max_length - self.max_tokens)
-        if length < 1:
-            return
-        began = time.perf_counter()
-        options = {"policy": self.served.policy, "settings": self.served.settings}
-        llm.warmup(prompt_tokens=length, batch_size=config.max_batch_size, **options)
-        if llm.model.device.type == "cuda":
-            self.say(f"warmed up in {time.perf_counter() - began:.1f} s")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -123,13 +111,10 @@ class Server(uvicorn.Server):
             self.say(f"serving {self.served.name} at {url_of(bound)}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.worker.refuse()
-        for upload in self.served.uploads:
-            upload.reschedule(0.0)
+        self.served.refuse()
         self.stopping, grace_s = asyncio.get_running_loop(), self.served.config.grace_s
         if (left := self.worker.under_way()) and not self.hurried:
-            whose = "1 request has" if left == 1 else f"{left} requests have"
-            self.say(f"{whose} {grace_s:g} s to be finished; a second signal drops what is left")
+            self.say(farewell(left, grace_s))
         timer = self.stopping.call_later(0.0 if self.hurried else grace_s, self._drop)
         await super().shutdown(sockets)
         timer.cancel()
@@ -152,12 +137,19 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> abc.Generator[None]:
         # uvicorn's own method raises the signal once more afterwards, which would end the process.
-        if threading.current_thread() is not threading.main_thread():
+        with handling_signals(self.handle_exit):
             yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+
+@contextmanager
+def handling_signals(handle: Callable[[int, FrameType | None], None]) -> abc.Generator[None]:
+    """Have SIGINT and SIGTERM handled meanwhile, if this is the main thread: only there Python allows it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,241 @@
+"""A server of several replicas on a Ray cluster: Ray Serve's proxy listens, the replica with the least load answers.
+
+The server lives as long as the command that started it. Every wait has a bound, and its end is one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from types import FrameType
+from typing import Any, TypeVar
+
+from unmask.engine.generator import Generator
+from unmask.errors import UnmaskError, WorkFailed
+from unmask.policies import Policy
+from unmask.remote.cluster import Cluster, quiet
+from unmask.remote.config import ClusterConfig
+from unmask.serve.board import Board, Overview
+from unmask.serve.config import ServerConfig
+from unmask.serve.run import bind, farewell, handling_signals
+from unmask.settings import Settings
+
+T = TypeVar("T")
+
+NAME = "unmask"  # of the application on Ray Serve
+TICK_S = 1.0
+ANSWER_S = 10.0  # for an answer of Ray or Serve that takes milliseconds
+START_S = 90.0  # for the proxy to listen, and for everything to end
+PLACED_S = 60.0  # without room for every replica, before the server gives up
+LOST_S = 60.0  # without any replica that answers
+MARGIN_S = 5.0  # for replicas that drop requests to say so
+MOST_LOSSES = 3  # of replicas that start, in a row
+# A replica's own line answers 429. Serve hands on every request, or a second line would grow before the first.
+MOST_REQUESTS = 100_000
+MOST_WAITING = 1_000  # while there is no replica
+
+
+class Fleet:
+    """The replicas, from their start to their end; `say` gets the lines for the terminal."""
+
+    def __init__(
+        self,
+        load: Callable[[], tuple[Generator, Policy]],
+        config: ServerConfig,
+        *,
+        settings: Settings,
+        cluster: ClusterConfig,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.say = _with_port(config, cluster), say
+        self._arguments = load, self.config, settings
+        self._signals, self._awake = 0, threading.Event()
+        self._started = False  # Ray Serve, by us
+        self.cluster = Cluster(cluster)
+        self._ray = self.cluster.ray
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM; raises WorkFailed if the cluster or all replicas are lost."""
+        with quiet():
+            try:
+                _within(START_S, self._start)
+                self._wait_until_ready()
+                with handling_signals(self.handle_exit):
+                    self._watch()
+                    self._drain()
+            finally:
+                self._close()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal asks to stop, the next to stop at once."""
+        self._signals += 1
+        self._awake.set()
+
+    def _start(self) -> None:
+        """Start the board, Ray Serve and the application; returns before the replicas are there."""
+        from ray import serve
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        if (found := serve.status()).proxies or found.applications:
+            names = ", ".join(found.applications) or "none"
+            raise WorkFailed(
+                f"Ray Serve runs on this cluster already (applications: {names}); `serve shutdown` there ends it"
+            )
+        self._started = True
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        self._board = self._ray.remote(Board).options(num_cpus=0, scheduling_strategy=here).remote()
+        where = {"host": self.config.host, "port": self.config.port}
+        log = {"enable_access_log": self.config.access_log}
+        serve.start(proxy_location="HeadOnly", http_options=where, logging_config=log)
+        application = serve.RunTarget(self._application(), name=NAME, external_scaler_enabled=True)
+        serve.run_many([application], wait_for_applications_running=False)
+
+    def _application(self) -> Any:
+        from ray import serve
+
+        from unmask.serve.replica import Replica
+
+        deploy = serve.deployment(
+            name=NAME,
+            num_replicas=self.cluster.replicas,
+            ray_actor_options={name: self.cluster.share[name] for name in ("num_cpus", "num_gpus")},
+            max_ongoing_requests=MOST_REQUESTS,
+            max_queued_requests=MOST_WAITING,
+            backpressure_config={"status_code": 429, "retry_after_s": 1},
+            graceful_shutdown_timeout_s=self.config.grace_s + MARGIN_S,
+            graceful_shutdown_wait_loop_s=0.5,
+            health_check_period_s=1.0,
+            max_constructor_retry_count=MOST_LOSSES,
+            request_router_config={"request_router_class": "unmask.serve.router.LeastLoadRouter"},
+            logging_config={"enable_access_log": self.config.access_log},
+        )
+        return deploy(serve.ingress()(Replica)).bind(*self._arguments, self._board)
+
+    def _wait_until_ready(self) -> None:
+        from ray import serve
+
+        began = time.monotonic()
+        while True:
+            found = self._overview()
+            if found is not None:
+                if found.failures:
+                    raise found.failures[0].error
+                self._check_placed(found, time.monotonic() - began)
+            state = _within(ANSWER_S, serve.status).applications[NAME]
+            if state.status == "DEPLOY_FAILED":
+                raise WorkFailed(f"the replicas could not be started: {_last_line(state.message)}")
+            if state.status == "RUNNING" and found is not None and found.ready == self.cluster.replicas:
+                break
+            time.sleep(TICK_S / 4)
+        how_many = "1 replica" if found.ready == 1 else f"{found.ready} replicas"
+        self.say(f"serving {found.name} at http://{_in_url(self.config.host)}:{self.config.port}, {how_many}")
+
+    def _check_placed(self, found: Overview, waited_s: float) -> None:
+        if waited_s > PLACED_S and found.placed < (wanted := self.cluster.replicas):
+            share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
+            room = f"each needs {share}, the cluster has {self.cluster.has()}"
+            raise WorkFailed(f"{found.placed} of {wanted} replicas found room: {room}; give a smaller --replicas")
+
+    def _watch(self) -> None:
+        """Wait for a signal; raise if the cluster or all replicas are lost."""
+        wanted = ready = self.cluster.replicas
+        told, answered = 0, time.monotonic()
+        while not self._signals:
+            self._awake.wait(TICK_S)
+            if (found := self._overview()) is None:
+                continue
+            for failure in found.failures[told:]:
+                self.say(f"a replica could not be replaced: {failure.error}")
+            if found.ready != ready:
+                self.say(f"{found.ready} of {wanted} replicas answer")
+            told, ready = len(found.failures), found.ready
+            if ready:
+                answered = time.monotonic()
+            elif time.monotonic() - answered > LOST_S:
+                raise WorkFailed(f"for {LOST_S:g} s no replica has answered")
+
+    def _drain(self) -> None:
+        """Give requests under way the time that they have left."""
+        self._board.stop.remote(self.config.grace_s if self._signals == 1 else 0.0)
+        end, signals, said = time.monotonic() + self.config.grace_s + MARGIN_S, self._signals, False
+        while time.monotonic() < end:
+            found = self._overview()
+            if found is not None and found.refusing:  # none has changed since
+                if not found.under_way:
+                    return
+                if signals == 1 and not said:
+                    self.say(farewell(found.under_way, self.config.grace_s))
+                    said = True
+            self._awake.clear()
+            if self._signals > signals:
+                signals, end = self._signals, time.monotonic() + MARGIN_S
+                self._board.stop.remote(0.0)
+            self._awake.wait(TICK_S / 4)
+
+    def _overview(self) -> Overview | None:
+        """What the board says, or None if it does not answer in time; raises if it is lost, or the cluster."""
+        from ray.exceptions import GetTimeoutError, RayError
+
+        self.cluster.check()
+        try:
+            return self._ray.get(self._board.overview.remote(), timeout=ANSWER_S)
+        except GetTimeoutError:
+            return None
+        except RayError as error:
+            raise WorkFailed(f"the board of this server is lost: {_last_line(error)}") from error
+
+    def _close(self) -> None:
+        """End the replicas and Ray Serve, and leave the cluster."""
+        from ray import serve
+
+        if self._started and not self.cluster.lost:
+            with contextlib.suppress(WorkFailed):  # the board ends with this process, and replicas without the board
+                _within(START_S, serve.shutdown)
+        self.cluster.close()
+
+
+def _with_port(config: ServerConfig, cluster: ClusterConfig) -> ServerConfig:
+    """The config with a port that is free on this machine, unless the head node may be another one."""
+    if cluster.address is None:
+        with bind(config) as bound:
+            return replace(config, port=bound.getsockname()[1])
+    if config.port == 0:
+        raise UnmaskError("--port 0 cannot find a free port on another machine; give --port a number with --address")
+    return config
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """What a call of Ray Serve gives; it runs in a thread, which is left behind if the call takes longer than that."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return result.result(seconds)
+    except TimeoutError as error:
+        raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
+    except (RayError, RayServeException) as error:
+        raise WorkFailed(f"Ray Serve failed: {_last_line(error)}") from error
+
+
+def _last_line(message: object) -> str:
+    """The part of Ray's message that says what happened."""
+    return str(message).strip().splitlines()[-1]

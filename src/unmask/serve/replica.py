@@ -1,0 +1,88 @@
+"""A replica of a server on a cluster: the application on Ray Serve, with a model and a scheduler of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError
+
+from unmask.engine.generator import Generator
+from unmask.policies import Policy
+from unmask.remote.replicas import Failure
+from unmask.serve.app import App, create_app
+from unmask.serve.board import Report
+from unmask.serve.config import ServerConfig
+from unmask.serve.metrics import Merged
+from unmask.serve.served import Served
+from unmask.settings import Settings
+
+REPORT_S = 0.5
+
+
+class Replica:
+    """Loads the model, reports to the board, and does what the board says."""
+
+    async def __init__(
+        self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings, board: Any
+    ) -> None:
+        self.id = serve.get_replica_context().replica_id.unique_id
+        self.board = board
+        self.served: Served | None = None  # until the model is loaded
+        self.reporting = asyncio.create_task(self._keep_reporting())
+        try:
+            # In a thread: reports go on meanwhile.
+            self.served = await asyncio.to_thread(self._load, load, config, settings)
+        except Exception as error:
+            self.reporting.cancel()
+            await board.fail.remote(self.id, Failure.of(error))
+            raise
+
+    @property
+    def _loaded(self) -> Served:
+        assert self.served is not None
+        return self.served
+
+    def _load(self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings) -> Served:
+        llm, policy = load()
+        served = Served.of(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
+        served.start(lambda _: None)
+        return served
+
+    def __serve_build_asgi_app__(self) -> App:  # Serve calls it after the constructor
+        return create_app(self._loaded)
+
+    def check_health(self) -> None:
+        """Raise if the model cannot be run any more: Serve then replaces the replica."""
+        if self._loaded.worker.broken:
+            raise RuntimeError("the model can no longer be run: its device may be lost")
+
+    async def _metrics(self) -> bytes:
+        others = await self.board.families.remote()
+        return Merged({**others, self.id: self._loaded.worker.metrics.families()}).page()
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            try:
+                left_s = await self.board.report.remote(self.id, self._report())
+            except RayActorError:  # the command that the board belongs to was killed
+                await serve.shutdown_async()
+                return
+            if left_s is not None and self.served is not None:
+                self.served.refuse()
+                if left_s == 0:
+                    self.served.worker.drop_all()
+            await asyncio.sleep(REPORT_S)
+
+    def _report(self) -> Report:
+        if self.served is None or self.served.worker.broken:
+            return Report()
+        worker = self.served.worker
+        return Report(
+            name=self.served.name,
+            refusing=not worker.accepting,
+            under_way=worker.under_way(),
+            families=tuple(worker.metrics.families()),
+        )
