@@ -113,6 +113,12 @@ WRONG = {
         "max_tokens=4096 leaves no room for a prompt in the 4096 positions of toy",
     ),
     "flag": (["--prot", "0"], "--port"),
+    "backend": (["--backend", "sky"], "serve knows --backend local and ray, got 'sky'"),
+    "replicas without a cluster": (["--replicas", "2"], "--replicas is for --backend ray"),
+    "a free port elsewhere": (
+        ["--backend", "ray", "--address", "h:1", "--port", "0"],
+        "--port 0 cannot find a free port",
+    ),
     "cache that the policy cannot use": (["--policy", "dawn", "--cache", "dual", "--port", "0"], "dawn needs"),
 }
 

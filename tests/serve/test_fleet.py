@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from subprocess import PIPE, Popen, run
 from typing import Any
 
 import pytest
 from openai import OpenAI
-from remote.clusters import nodes
+from remote.clusters import ENVIRONMENT, nodes
 from serve.servers import FOREVER, until
 
 import unmask
@@ -30,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning"),  # Ray Serve's
 ]
+PASSES = "unmask_forward_passes_total"
 PROMPT = "Countdown: 3,4,5,12"
 LONG = {"prompt": PROMPT, "max_tokens": 120, "decoding": {**FOREVER, "block_size": 4}, "stream": True}
 SETTINGS = unmask.Settings(early_stop=True)
@@ -73,6 +78,24 @@ class Served:
 
     def replicas(self) -> int:
         return len(self.samples("unmask_queue_texts"))
+
+    def wait_until_both_work(self) -> None:
+        """Ask until each of two replicas has decoded something: then the proxy knows them."""
+        before = self.samples(PASSES)
+
+        def worked() -> bool:
+            assert self.complete().status == 200
+            now = self.samples(PASSES)
+            return len(now) == 2 and all(now[name] > before.get(name, 0) for name in now)
+
+        until(worked, 90)
+
+    def open_two(self, **changes: Any) -> list[http.client.HTTPResponse]:
+        """Two long streams, of which each replica decodes one."""
+        before = self.samples(PASSES)
+        streams = [self.send("/v1/completions", {**LONG, **changes}) for _ in "ab"]
+        until(lambda: all(passes > before[name] for name, passes in self.samples(PASSES).items()), 30)
+        return streams
 
 
 @contextmanager
@@ -151,16 +174,23 @@ def test_full_queues_answer_429_until_clients_leave(served):
     until(lambda: served.complete().status == 200, 30)
 
 
+def test_metrics_of_all_replicas_come_from_whichever_is_asked(served):
+    pages = [served.samples("unmask_queue_texts").keys() for _ in range(6)]
+    assert len(pages[0]) == 2
+    assert all(page == pages[0] for page in pages)
+    text = served.send("/metrics").read().decode()
+    assert re.search(r'unmask_http_requests_total\{replica="\w+",route="/metrics",status="200"\} ', text)
+    assert text.count("# TYPE unmask_queue_texts gauge") == 1
+
+
 def test_a_replica_that_is_scaled_away_ends_its_streams(served):
-    with ExitStack() as opened:
-        streams = [opened.enter_context(served.send("/v1/completions", {**LONG, "max_tokens": 60})) for _ in "ab"]
-        until(lambda: all(passes for passes in served.samples("unmask_http_requests_in_flight").values()), 30)
-        served.scale(1)
-        assert [stream.read().decode().endswith("data: [DONE]\n\n") for stream in streams] == [True, True]
+    streams = served.open_two(max_tokens=60)
+    served.scale(1)
+    assert [stream.read().endswith(b"data: [DONE]\n\n") for stream in streams] == [True, True]
     until(lambda: served.replicas() == 1, 30)
     assert served.complete().status == 200
     served.scale(2)
-    until(lambda: served.replicas() == 2, 60)
+    served.wait_until_both_work()
 
 
 def test_a_second_server_on_the_same_cluster_is_one_line(served, cluster):
@@ -175,7 +205,7 @@ def test_a_second_server_on_the_same_cluster_is_one_line(served, cluster):
 
 
 def test_a_node_killed_in_a_stream_breaks_it_and_the_other_replica_goes_on(served, cluster):
-    streams = [served.send("/v1/completions", LONG) for _ in "ab"]
+    streams = served.open_two()
     assert all(stream.readline().startswith(b"data: ") for stream in streams)
     (victim,) = cluster.worker_nodes
     with ThreadPoolExecutor(2) as pool:
@@ -191,4 +221,23 @@ def test_a_node_killed_in_a_stream_breaks_it_and_the_other_replica_goes_on(serve
     until(lambda: served.replicas() == 1, 30)
     until(lambda: served.said[-1] == "1 of 2 replicas answer", 30)
     cluster.add_node(num_cpus=1)
-    until(lambda: served.replicas() == 2, 60)
+    served.wait_until_both_work()
+
+
+def test_a_command_whose_cluster_dies_ends_with_one_line_and_leaves_no_process():
+    command = [sys.executable, "-m", "unmask", "serve", "--backend", "ray", "--model", "toy", "--replicas", "1"]
+    options = {"stdout": PIPE, "stderr": PIPE, "text": True, "start_new_session": True}
+    with Popen([*command, "--port", "0"], env={**os.environ, **ENVIRONMENT}, **options) as process:
+        assert process.stderr.readline().startswith("unmask: serving toy at http://127.0.0.1:")
+        gcs = run(["pgrep", "-P", str(process.pid), "gcs_server"], capture_output=True, text=True).stdout
+        os.kill(int(gcs), signal.SIGKILL)
+        out, err = process.communicate(timeout=90)
+    assert (process.returncode, out) == (1, "")
+    assert re.fullmatch(r"unmask: the Ray cluster at \S+ is lost: its head node does not answer\n", err)
+
+    def left() -> list[str]:
+        """Two agents of Ray stay for a minute: they try to tell the head node that all others are gone."""
+        found = run(["ps", "-s", str(process.pid), "-o", "args="], capture_output=True, text=True).stdout.splitlines()
+        return [line for line in found if "DashboardAgent" not in line and "RuntimeEnvAgent" not in line]
+
+    until(lambda: not left(), 30)

@@ -227,9 +227,13 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
     try:
         return result.result(seconds)
+    except KeyboardInterrupt:
+        thread.join(ANSWER_S)  # a call must not meet the end of Ray
+        raise
     except TimeoutError as error:
         raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
     except (RayError, RayServeException) as error:

@@ -1,0 +1,55 @@
+"""What replicas of a server tell each other and the command, without a cluster."""
+
+from unmask.remote.pool import Failure
+from unmask.serve.board import STALE_S, Board, Report
+from unmask.serve.metrics import Merged, Metrics
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_replica_counts_until_it_is_silent_for_too_long():
+    clock = Clock()
+    board = Board(clock)
+    board.report("a", Report(name="toy", under_way=2))
+    board.report("b", Report())
+    found = board.overview()
+    assert (found.name, found.ready, found.placed, found.under_way) == ("toy", 1, 2, 2)
+    clock.now += STALE_S + 1
+    board.report("b", Report(name="toy", refusing=True))
+    found = board.overview()
+    assert (found.ready, found.placed, found.under_way, found.refusing) == (1, 1, 0, True)
+
+
+def test_a_replica_that_failed_is_not_there():
+    board = Board()
+    board.report("a", Report())
+    board.fail("a", Failure("UnmaskError", "no such folder"))
+    found = board.overview()
+    assert (found.placed, found.failures) == (0, (Failure("UnmaskError", "no such folder"),))
+
+
+def test_replicas_hear_how_long_requests_have_left():
+    clock = Clock()
+    board = Board(clock)
+    assert board.report("a", Report(name="toy")) is None
+    board.stop(30.0)
+    clock.now += 10.0
+    assert board.report("a", Report(name="toy")) == 20.0
+    board.stop(0.0)
+    assert board.report("a", Report(name="toy")) == 0.0
+
+
+def test_a_merged_page_names_the_replica_of_each_sample():
+    replicas = {"a": Metrics(), "b": Metrics()}
+    replicas["a"].passes.inc(3)
+    replicas["b"].requests.labels("/health", 200).inc()
+    page = Merged({name: metrics.families() for name, metrics in replicas.items()}).page().decode()
+    assert 'unmask_forward_passes_total{replica="a"} 3.0' in page
+    assert 'unmask_forward_passes_total{replica="b"} 0.0' in page
+    assert 'unmask_http_requests_total{replica="b",route="/health",status="200"} 1.0' in page
+    assert page.count("# HELP unmask_forward_passes_total") == 1
