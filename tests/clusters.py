@@ -10,17 +10,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SMALL: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+# Read by Ray when it is imported, here and in the processes that it starts.
+ENVIRONMENT = {
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # else a cluster that does not answer is tried for minutes
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns at each start
+    "OMP_NUM_THREADS": "1",
+}
+NODE: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 @contextmanager
-def two_nodes() -> Iterator[Any]:
-    """A cluster with a head node and a second one, a CPU each; the test process is not connected to it."""
+def nodes(count: int = 2) -> Iterator[Any]:
+    """A cluster of nodes with a CPU each, the first its head; each can be killed by itself.
+
+    The test process is not connected to it.
+    """
+    os.environ.update(ENVIRONMENT)
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args=SMALL)
+    cluster = Cluster(initialize_head=True, head_node_args=NODE, shutdown_at_exit=False)
     try:
-        cluster.second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+        cluster.others = [cluster.add_node(**NODE) for _ in range(count - 1)]
         yield cluster
     finally:
         cluster.shutdown()

@@ -40,11 +40,11 @@ def test_a_batch_on_two_nodes_equals_a_local_one_though_a_node_is_lost(tmp_path:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines_of(600)))
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
-    with clusters.two_nodes() as cluster:
+    with clusters.nodes() as cluster:
         process = command(source, there, "--batch-size", "2", "--backend", "ray", "--address", cluster.address)
         while process.poll() is None and not (there.exists() and there.stat().st_size):
             time.sleep(0.02)
-        cluster.remove_node(cluster.second, allow_graceful=False)
+        cluster.remove_node(cluster.others[0], allow_graceful=False)
         printed, said = process.communicate(timeout=120)
         assert process.returncode == 0, said
         assert printed == ""  # Ray's pages about the lost node are not on stdout

@@ -65,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    with clusters.two_nodes() as found:
+    with clusters.nodes() as found:
         yield found
 
 
@@ -77,7 +77,7 @@ def test_a_lost_node_loses_and_repeats_nothing_and_the_run_equals_a_local_one(
     def lose_a_node(now: Progress) -> None:
         seen.append(now.status)
         if now.status == "2 of 2 replicas" and len(set(cluster.list_all_nodes())) == 2 and now.done < 30:
-            cluster.remove_node(cluster.second, allow_graceful=False)
+            cluster.remove_node(cluster.others[0], allow_graceful=False)
 
     load = partial(RayExecutor.load, cluster=ClusterConfig(address=cluster.address))
     with pytest.raises(CheckpointError, match=r"the replica on .*: no/such/folder"):

@@ -27,7 +27,7 @@ def two_nodes() -> Iterator[str]:
     import ray
 
     ray.cloudpickle.register_pickle_by_value(clusters)  # replicas cannot import this folder
-    with clusters.two_nodes() as cluster:
+    with clusters.nodes() as cluster:
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         yield cluster.address
         ray.shutdown()

@@ -1,6 +1,7 @@
 """What replicas of a server tell each other and the command, without a cluster."""
 
-from unmask.remote.pool import Failure
+from unmask.errors import UnmaskError
+from unmask.remote.replicas import Failure
 from unmask.serve.board import STALE_S, Board, Report
 from unmask.serve.metrics import Merged, Metrics
 
@@ -28,9 +29,10 @@ def test_a_replica_counts_until_it_is_silent_for_too_long():
 def test_a_replica_that_failed_is_not_there():
     board = Board()
     board.report("a", Report())
-    board.fail("a", Failure("UnmaskError", "no such folder"))
+    failure = Failure(UnmaskError("no such folder"))
+    board.fail("a", failure)
     found = board.overview()
-    assert (found.placed, found.failures) == (0, (Failure("UnmaskError", "no such folder"),))
+    assert (found.placed, found.failures) == (0, (failure,))
 
 
 def test_replicas_hear_how_long_requests_have_left():

@@ -17,8 +17,8 @@ from subprocess import PIPE, Popen, run
 from typing import Any
 
 import pytest
+from clusters import ENVIRONMENT, nodes
 from openai import OpenAI
-from remote.clusters import ENVIRONMENT, nodes
 from serve.servers import FOREVER, until
 
 import unmask
