@@ -1,11 +1,11 @@
 """What a cluster of many replicas should give: a simulation from the measured time of a pass and the router's rule.
 
     python examples/cluster_simulation.py
-    python examples/cluster_simulation.py --replicas 8 64 --load 0.9 --router random two least
+    python examples/cluster_simulation.py --replicas 64 --load 0.8 0.95 --router least two random
 
 Requests arrive at random (open loop: they do not wait for each other) at a share of what the replicas can do. The
-router sends each to a replica: `two` takes the less loaded of two at random, as Ray Serve does, `least` the least
-loaded of all, `random` any. A replica decodes up to `--rows` requests together, each for its own number of passes. A
+router sends each to a replica: `least` takes the least loaded, as `unmask serve --backend ray` does, `two` the less
+loaded of two at random, as Ray Serve does by itself, `random` any. A replica decodes up to `--rows` requests together, each for its own number of passes. A
 pass over b rows takes first-ms + row-ms * b. A replica with `--queue` requests in line refuses the next one (429).
 """
 
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--load", type=float, nargs="+", default=[0.5, 0.8, 0.95, 1.2])
-    parser.add_argument("--router", nargs="+", default=["two"], choices=["two", "least", "random"])
+    parser.add_argument("--router", nargs="+", default=["least"], choices=["least", "two", "random"])
     parser.add_argument("--rows", type=int, default=8, help="requests that a replica decodes together")
     parser.add_argument("--queue", type=int, default=64, help="requests that may wait at a replica")
     parser.add_argument("--passes", type=float, default=64, help="mean forward passes of a request")

@@ -1,4 +1,4 @@
-"""Time short requests to servers that run already, in turns: `python tests/serve/latency.py URL URL ...`
+"""Time short requests to servers that run already, in turns: `python examples/cluster/latency.py URL URL ...`
 
 Each request asks for one token over a connection that stays open. Start the servers first, for example
 `unmask serve --model toy --port 8001` and `unmask serve --model toy --port 8002 --backend ray --replicas 1`.
