@@ -5,8 +5,9 @@
 
 Requests arrive at random (open loop: they do not wait for each other) at a share of what the replicas can do. The
 router sends each to a replica: `least` takes the least loaded, as `unmask serve --backend ray` does, `two` the less
-loaded of two at random, as Ray Serve does by itself, `random` any. A replica decodes up to `--rows` requests together, each for its own number of passes. A
-pass over b rows takes first-ms + row-ms * b. A replica with `--queue` requests in line refuses the next one (429).
+loaded of two at random, as Ray Serve does by itself, `random` any. A replica decodes up to `--rows` requests together,
+each for its own number of passes. A pass over b rows takes first-ms + row-ms * b. A replica with `--queue` requests in
+line refuses the next one (429).
 """
 
 from __future__ import annotations
