@@ -47,8 +47,8 @@ def humaneval_program(doc: Doc, text: str) -> tuple[str, list[str]]:
 
 def mbpp_program(doc: Doc, text: str) -> tuple[str, list[str]]:
     """The code and its tests; the set-up is `test_setup_code` in the full set, `test_imports` in the sanitized one."""
-    setup = [doc.get("test_setup_code") or "", *(doc.get("test_imports") or [])]
-    return text, [*filter(None, setup), *doc["test_list"]]
+    setup = [*filter(None, [doc.get("test_setup_code"), *(doc.get("test_imports") or [])])]
+    return "\n".join([text, *setup]), [*setup, *doc["test_list"]]  # code and tests are apart, and both may need it
 
 
 def fenced(text: str) -> str:
