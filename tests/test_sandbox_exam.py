@@ -37,16 +37,16 @@ def test_plain_values_cross_unchanged(value: str) -> None:
     ("code", "test"),
     [
         ("def f(x):\n    x.sort()\n    return x", "x = [2, 1]\nassert f(x) == [1, 2]"),
-        ("def f(n):\n    for i in range(n):\n        yield i", "assert list(f(3)) == [0, 1, 2]\nassert next(f(1)) == 0"),
+        ("def f(n):\n    for i in range(n):\n        yield i", "assert [*f(3)] == [0, 1, 2]\nassert next(f(1)) == 0"),
         ("def f(x):\n    return map(str, x)", "assert [*f([1, 2])] == ['1', '2']"),
         ("from collections import Counter\ndef f(x):\n    return Counter(x)", "assert f('aab') == {'a': 2, 'b': 1}"),
         ("from fractions import Fraction\ndef f():\n    return Fraction(1, 2)", "assert f() == 0.5"),
         ("from decimal import Decimal\ndef f():\n    return [Decimal('1.5')]", "assert f() == [1.5]"),
         ("from collections import namedtuple\nP = namedtuple('P', 'x y')", "assert P(1, y=2) == (1, 2)"),
-        ("class A:\n    n = 1\n    def get(self, m):\n        return self.n + m", "a = A()\na.n = 4\nassert a.get(m=1) == 5"),
+        ("class A:\n    def get(self, m):\n        return self.n + m", "a = A()\na.n = 4\nassert a.get(m=1) == 5"),
         ("class A:\n    pass\ndef f(pairs):\n    return len({*pairs})", "a = A()\nassert f([a, a, A()]) == 2"),
-        ("def f(x):\n    raise ValueError('no')", "try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'"),
-        ("import math\nE = 2.5\ndef f():\n    return g()\ndef g():\n    return math.pi", "assert f() == g() == math.pi and E == 2.5"),
+        ("def f(x):\n    raise ValueError('no')", "try:\n    f(1)\nexcept ValueError as e:\n    assert str(e) == 'no'"),
+        ("import math\nE = 3\ndef f():\n    return g()\ndef g():\n    return math.pi", "assert f() == math.pi > E"),
         ("n = 0\ndef f():\n    global n\n    n += 1", "f()\nf()\nassert n == 2"),
         ("def sum(a, b):\n    return a * b", "assert sum(3, 4) == 12"),
         ("import re\ndef f(x):\n    return re.match('a', x)", "assert f('ab')\nassert not f('b')"),
@@ -56,14 +56,16 @@ def test_what_tests_do_with_an_answer_works_across_processes(code: str, test: st
     assert reason(code, test) == "passed"
 
 
+EQUAL = "class A(BASE):\n    def __eq__(self, other):\n        return True\ndef f(x):\n    return A()"
+ZERO = "def f(x):\n    return 0\n"
 FORGED = {
-    "an object that equals everything": "class A:\n    def __eq__(self, other):\n        return True\ndef f(x):\n    return A()",
-    "a number that equals everything": "class A(int):\n    def __eq__(self, other):\n        return True\ndef f(x):\n    return A()",
-    "a list of such objects": "class A(list):\n    def __eq__(self, other):\n        return True\ndef f(x):\n    return A()",
+    "an object that equals everything": EQUAL.replace("BASE", "object"),
+    "a number that equals everything": EQUAL.replace("BASE", "int"),
+    "a list that equals everything": EQUAL.replace("BASE", "list"),
     "an error that ends loops": "def f(x):\n    raise StopIteration",
-    "builtins of its own": "def f(x):\n    return 0\ndef sorted(x):\n    return 0\ndef set(x):\n    return 0\nall = any = len = f",
-    "builtins for all": "import builtins\nbuiltins.AssertionError = builtins.sorted = builtins.set = lambda *a: 0\ndef f(x):\n    return 0",
-    "a name of the tests": "def f(x):\n    return 0\nwanted = 0\ndef same(a, b):\n    return True",
+    "builtins of its own": ZERO + "def set(x):\n    return 0\nall = any = len = sorted = f",
+    "builtins for all": ZERO + "import builtins\nbuiltins.AssertionError = builtins.set = lambda *a: 0",
+    "names of the tests": ZERO + "wanted = 0\ndef same(a, b):\n    return True",
 }
 HONEST = "def f(x):\n    return x + 41"
 WAYS = [
@@ -116,7 +118,8 @@ def seen(value):
     ],
 )  # fmt: skip
 def test_an_answer_that_speaks_for_itself_does_not_pass(noise: bytes) -> None:
-    speak = f"import os\ndef f(x):\n    for end in range(3, 32):\n        try:\n            os.write(end, {noise!r})\n        except OSError:\n            pass\n    return 0"
+    write = f"for end in range(3, 32):\n        with suppress(OSError):\n            os.write(end, {noise!r})"
+    speak = f"import os\nfrom contextlib import suppress\ndef f(x):\n    {write}\n    return 0"
     assert not sandbox.run_tests(speak, ["assert f(1) == 42"], timeout_s=2.0).passed
 
 

@@ -47,13 +47,14 @@ def _removed(group: Path) -> bool:
 
 
 def _parents() -> Iterator[Path]:
-    """Where new groups belong: beside the group of this process, since one with processes has no bounded children."""
+    """Where new groups belong: within our own group; in version 2 beside it, for there only a leaf has processes."""
     with contextlib.suppress(OSError):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             names = {*controllers.split(",")}
             for _, where, kind, options, *_ in mounts:
-                version_1 = kind == "cgroup" and names & {"pids", "memory"} and names <= {*options.split(",")}
-                if version_1 or (kind == "cgroup2" and not controllers):
+                if kind == "cgroup" and names & {"pids", "memory"} and names <= {*options.split(",")}:
+                    yield Path(where + path)
+                elif kind == "cgroup2" and not controllers:
                     yield Path(where + os.path.dirname(path))

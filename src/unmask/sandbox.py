@@ -2,20 +2,26 @@
 
 Covered, with bubblewrap:
 - network: none, not even the machine's own; no other process is in sight, and no process outlives its job
-- files: the interpreter and the system's libraries, read-only; one empty folder in memory, 16 MiB, anew for the next
-  job if anything was left in it; no home, no /etc, no /proc, no environment
-- processes: none can be started, and no signal sent; threads only within the memory limit
-- memory (512 MiB), time (3 s a statement), file size, open files; output goes nowhere
-- the verdict: a pass is proved by a secret that is drawn after the last test and must come back; an exit status, words
-  printed, or what can be found in memory before the last test is worth nothing
+- files: the interpreter and the system's libraries, read-only; one empty folder in memory for each answer (16 MiB, 256
+  files), or none where bubblewrap may not mount one; no home, no /etc, no /proc, no environment
+- system calls: those that Python needs to compute (`system_calls.py`); an answer can start no process, send no signal,
+  and name no other process, so it reaches neither its judge nor another answer
+- memory (512 MiB), threads (some 25), time (3 s a statement), file size, open files; output goes nowhere. Threads are
+  counted by the user's limit or by a cgroup; where neither can, as for root in most containers, there are none. A
+  cgroup, where one can be made, bounds the memory of a whole judge with what the kernel holds for it
+- the verdict: code and tests run in two processes (`exam.py`). An answer sees the arguments of its calls, never the
+  tests, and its results are compared as plain values. A pass is proved by a secret that is drawn after the last test
 Not covered:
-- an answer that deceives the tests themselves, with an object that equals everything, say
-- an answer that was written against `jail.py`: it may find the child's socket and play the child's part, or rewrite the
-  locals of the frame that runs it, and so pass without being right
-- holes in the kernel, and how long other things wait while an answer computes
+- an answer that recognises arguments and returns what it remembers, and tests that are too weak to tell it
+- names that the tests take from the answer, other than what they test: a helper, a constant, an alias of a module.
+  Builtins are the tests' own, unless the tests use no other names
+- an object of the answer that is not a plain value is true in a condition, differs from all others, and gives whatever
+  it likes when it is called, read or gone through; changes to arguments are not seen by the tests
+- without a cgroup, kernel memory that no limit counts: page tables of scattered mappings, up to about the memory limit
+- holes in the kernel or in the examiner's JSON reader, and how long other things wait while an answer computes
 
 Without bubblewrap we refuse, unless `allow_unsandboxed()` is around the call. Then limits, time and the verdict are as
-above, on Linux also processes, signals and sockets; files are open to the answer.
+above, on Linux also system calls, without threads; files are open to the answer.
 """
 
 from __future__ import annotations
