@@ -48,6 +48,7 @@ def test_plain_values_cross_unchanged(value: str) -> None:
         ("def f(x):\n    raise ValueError('no')", "try:\n    f(1)\nexcept ValueError as e:\n    assert str(e) == 'no'"),
         ("import math\nE = 3\ndef f():\n    return g()\ndef g():\n    return math.pi", "assert f() == math.pi > E"),
         ("n = 0\ndef f():\n    global n\n    n += 1", "f()\nf()\nassert n == 2"),
+        ("def f(x, kind):\n    return kind(x), kind", "assert f('4', int) == (4, int)\nassert f('4', len) == (1, len)"),
         ("def sum(a, b):\n    return a * b", "assert sum(3, 4) == 12"),
         ("import re\ndef f(x):\n    return re.match('a', x)", "assert f('ab')\nassert not f('b')"),
     ],

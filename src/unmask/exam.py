@@ -2,10 +2,10 @@
 
 The *answer* runs the code. The *examiner* runs the tests, and asks the answer for the names that they do not define.
 Arguments and results cross as copies of plain values: None, truth values, numbers, text, bytes, ranges, and lists,
-tuples, sets and dicts of them. An instance of a subclass crosses as its plain base class, a module of the standard
-library by its name. Any other object stays where it is, and the examiner gets a `_Foreign` in its place: to call, to
-read, to change, to go through and to hand back, never to compare. So expected values are out of the answer's reach,
-and an `__eq__` of its own decides nothing.
+tuples, sets and dicts of them. An instance of a subclass crosses as its plain base class, a builtin or a module of
+the standard library by its name. Any other object stays where it is, and the examiner gets a `_Foreign` in its place:
+to call, to read, to change, to go through and to hand back, never to compare. So expected values are out of the
+answer's reach, and an `__eq__` of its own decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 OK, ALL_OK, RAISED = b"+", b"=", b"!"
@@ -225,6 +225,8 @@ def _plain(value: Any, number: Callable[[object], int]) -> Any:
             return [word, write(value)]
     if isinstance(value, ModuleType):
         return ["module", value.__name__]
+    if isinstance(value, type | BuiltinFunctionType) and vars(builtins).get(value.__name__) is value:
+        return ["builtin", value.__name__]
     name = f"{kind.__module__}.{kind.__qualname__}"
     return [name, str(value)] if name in _WRITTEN_OUT else ["foreign", number(value)]
 
@@ -237,6 +239,8 @@ def _value(written: Any, foreign: Callable[[int], Any]) -> Any:
         return _COLLECTIONS[word](_value(each, foreign) for each in content)
     if word == "dict":
         return {_value(key, foreign): _value(value, foreign) for key, value in content}
+    if word == "builtin":
+        return vars(builtins)[content]
     if word == "module" and content.partition(".")[0] in sys.stdlib_module_names:
         return importlib.import_module(content)
     if word in _WRITTEN_OUT:
