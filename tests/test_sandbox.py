@@ -301,7 +301,7 @@ def _children() -> list[str]:
             parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
         except OSError:
             continue
-        if "jail.py" in command and parent in (str(os.getpid()), "1"):
+        if "unmask.jail" in command and parent in (str(os.getpid()), "1"):
             found.append(command)
     return found
 

@@ -211,7 +211,8 @@ def evaluate(
     load, folder = backend.loader(), out or Path("runs") / recipe.stem
     try:
         with terminal.eval_progress() as heard, backend.quiet():
-            finished = measure(chosen, out=folder, load=load, command=flags.command_line(), fresh=fresh, **heard)
+            command, say = flags.command_line(), terminal.note
+            finished = measure(chosen, out=folder, load=load, command=command, fresh=fresh, say=say, **heard)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise WorkFailed(f"interrupted; every finished item is in {folder}, {again} goes on") from None

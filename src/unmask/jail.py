@@ -1,16 +1,17 @@
 """The inside of the sandbox: a small server that judges one program after another. Standard library only.
 
-It runs as a script in an interpreter of its own (see `sandbox.py`, which starts it) and speaks over its standard input,
-a socket. Every program gets a forked child. The child is made before the server reads the program, so its memory holds
-neither this program nor any other. The server sends the child one statement at a time: the code, then the tests, each
-when the statement before has run. The secret that proves a pass is drawn after the last test; the child must send it
-back.
+It runs in an interpreter of its own (see `sandbox.py`, which starts it) and speaks over its standard input, a socket.
+Every program gets two forked children, made before the server reads the program: their memory holds neither this
+program nor any other. One runs the code in a folder of its own, the other runs the tests (see `exam.py`). Both are
+bounded, and neither can reach another process. The server draws a secret after the last test; the examiner must send
+it back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -18,173 +19,125 @@ import signal
 import socket
 import sys
 import time
-from types import ModuleType
+from collections.abc import Callable
+
+from unmask.exam import ALL_OK, OK, Channel, answer, examine
 
 FILE_BYTES = 2**20
+FOLDER = b"size=16777216,nr_inodes=256,mode=700"
 OPEN_FILES = 32
-REPLY_BYTES = 4096
+TASKS = 32  # processes and threads of one sandbox
 
-READY, OK, RAISED, SECRET, STATEMENT = b"ready", b"+", b"!", b"?", b">"
+READY = b"ready"
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_CLONE_THREAD = 0x10000
-# Numbers of the system calls that `_filter` refuses to an answer, by machine.
-_NEW_PROCESSES = {"x86_64": (57, 58, 59, 322), "aarch64": (221, 281)}  # fork, vfork, execve, execveat
-_SIGNALS = {"x86_64": (62, 200, 234, 129, 297, 424), "aarch64": (129, 130, 131, 138, 240, 424)}
-_OTHER_MEMORY = {  # ptrace, process_vm_*, shmget, msgget, semget, mq_open
-    "x86_64": (101, 310, 311, 29, 68, 64, 240),
-    "aarch64": (117, 270, 271, 194, 186, 190, 180),
-}
-_NAMESPACES = {"x86_64": (272, 308, 165, 166, 155, 161, 428, 430), "aarch64": (97, 268, 40, 39, 41, 51, 428, 430)}
-_KERNEL = {  # bpf, perf_event_open, add_key, request_key, keyctl, userfaultfd, io_uring_setup
-    "x86_64": (321, 298, 248, 249, 250, 323, 425),
-    "aarch64": (280, 241, 217, 218, 219, 282, 425),
-}
-_CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
-_SOCKET, _AF_UNIX = {"x86_64": 41, "aarch64": 198}, 1
-_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-
-
-class Channel:
-    """Whole messages over a socket: EOFError when the peer is gone, TimeoutError when it is late."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-
-    def send(self, message: bytes, timeout_s: float) -> None:
-        self.end.settimeout(timeout_s)
-        try:
-            self.end.sendall(len(message).to_bytes(4, "big") + message)
-        except (BrokenPipeError, ConnectionResetError):
-            raise EOFError from None
-
-    def receive(self, timeout_s: float, *, most: int = 2**32) -> bytes:
-        deadline = time.monotonic() + timeout_s
-        size = int.from_bytes(self._exactly(4, deadline), "big")
-        if size > most:
-            raise EOFError
-        return self._exactly(size, deadline)
-
-    def _exactly(self, size: int, deadline: float) -> bytes:
-        data = b""
-        while len(data) < size:
-            self.end.settimeout(max(1e-3, deadline - time.monotonic()))
-            try:
-                part = self.end.recv(size - len(data))
-            except ConnectionResetError:
-                part = b""
-            if not part:
-                raise EOFError
-            data += part
-        return data
+_CLONE_NEWNS, _NOSUID_NODEV_NOEXEC = 0x20000, ctypes.c_ulong(2 | 4 | 8)
+_NO_CAPABILITIES = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+_NOTHING = (ctypes.c_ulong(0),) * 4
+_LIBC = ctypes.CDLL(None)  # before the first fork, to do it once
 
 
 def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
-    """Judge programs until the other side hangs up; after a program that left files behind, say so and stop."""
+    """Judge programs until the other side hangs up."""
     host = Channel(socket.socket(fileno=os.dup(0)))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
-    if contained and not _lock_holds():
-        sys.exit("the kernel or the machine has no system-call filter that we know")
+    # Two filters of system calls: the first allows threads, which must then be counted.
+    filters = [bytes.fromhex(each) for each in json.loads(host.receive())]
     _prctl(_PR_SET_DUMPABLE, 0)  # an answer must not look into its judge
-    host.send(READY, timeout_s)
-    clean = True
-    while clean:
-        clean = _next(host, null, timeout_s, memory_mib)
+    holds = bool(filters) and _in_child(lambda: _refuses_to_fork(filters[1]))
+    if contained and not holds:
+        sys.exit("the kernel or the machine has no system-call filter that we know")
+    counted = holds and contained and _in_child(lambda: _counts_threads(filters[0], memory_mib))
+    bounds = _Bounds(timeout_s, memory_mib, null, contained, (filters[0] if counted else filters[1]) if holds else b"")
+    gc.freeze()  # what is here now is shared with the children
+    host.send(READY)
+    with contextlib.suppress(EOFError):
+        while True:
+            _next(host, bounds)
 
 
-def _next(host: Channel, null: int, timeout_s: float, memory_mib: int) -> bool:
+class _Bounds:
+    """What a child may have and do."""
+
+    def __init__(self, timeout_s: float, memory_mib: int, null: int, contained: bool, allowed: bytes) -> None:
+        self.timeout_s, self.memory_mib, self.null, self.contained = timeout_s, memory_mib, null, contained
+        self.allowed, self.jobs = allowed, 0
+
+
+def _next(host: Channel, bounds: _Bounds) -> None:
     ours, theirs = socket.socketpair()
+    asking, answering = socket.socketpair()
+    bounds.jobs += 1
+    children = [
+        _child(bounds, [theirs, asking], lambda: examine(Channel(theirs), Channel(asking))),
+        _child(bounds, [answering], lambda: answer(Channel(answering)), folder=True),
+    ]
+    for end in (theirs, asking, answering):
+        end.close()
+    try:
+        host.send(_verdict(Channel(ours), host.receive(), bounds.timeout_s).encode())
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in children:
+            os.waitpid(child, 0)
+        ours.close()
+
+
+def _child(bounds: _Bounds, ends: list[socket.socket], work: Callable[[], None], *, folder: bool = False) -> int:
+    """Fork a child that has these sockets and the bounds, and does that work."""
     child = os.fork()
     if child == 0:
-        os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        end = theirs.detach()
-        for standard in (0, 1, 2):
-            os.dup2(null, standard)
-        os.closerange(3, end)
-        os.closerange(end + 1, 256)
-        _limit(timeout_s, memory_mib)
-        _obey(end)
-    theirs.close()
-    channel = Channel(ours)
-    try:
-        statements = json.loads(host.receive(1e6))
-        verdict = _verdict(channel, statements, timeout_s)
-    except EOFError:
-        return False
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGKILL)
-            os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        ours.close()
-    try:
-        clean = not os.listdir()
-    except OSError:  # the answer has removed the folder
-        clean = False
-    host.send(json.dumps({"reason": verdict, "clean": clean}).encode(), timeout_s)
-    return clean
+        try:
+            os.setsid()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            for standard in (0, 1, 2):
+                os.dup2(bounds.null, standard)
+            low = 3
+            for kept in sorted(end.fileno() for end in ends):
+                os.closerange(low, kept)
+                low = kept + 1
+            os.closerange(low, 64)
+            if folder:
+                _own_folder(bounds)
+            _limit(bounds.timeout_s, bounds.memory_mib)
+            if not bounds.allowed or _lock(bounds.allowed):
+                work()
+        finally:
+            os._exit(1)
+    return child
 
 
-def _verdict(channel: Channel, statements: list[str], timeout_s: float) -> str:
+def _own_folder(bounds: _Bounds) -> None:
+    """Enter an empty folder: in memory and out of every other process's sight; if that fails, /tmp is read-only."""
+    if not bounds.contained:
+        os.mkdir(str(bounds.jobs))
+        os.chdir(str(bounds.jobs))
+    elif _LIBC.unshare(_CLONE_NEWNS) == 0:
+        _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", _NOSUID_NODEV_NOEXEC, FOLDER)
+        os.chdir("/tmp")
+
+
+def _verdict(examiner: Channel, job: bytes, timeout_s: float) -> str:
     try:
-        for statement in statements:
-            channel.send(STATEMENT + statement.encode(errors="surrogatepass"), timeout_s)
-            reply = channel.receive(timeout_s, most=REPLY_BYTES)
-            if reply != OK:
-                return "failed: " + " ".join(reply[1:].decode(errors="replace").split())[:200]
+        examiner.send(job)
+        while (reply := examiner.receive(timeout_s)) == OK:  # one for each statement that has run
+            pass
+        if reply != ALL_OK:
+            return "failed: " + " ".join(reply[1:].decode(errors="replace").split())[:200]
         secret = os.urandom(16)
-        channel.send(SECRET + secret, timeout_s)
-        return "passed" if channel.receive(timeout_s, most=REPLY_BYTES) == secret else "crashed"
+        examiner.send(secret)
+        return "passed" if examiner.receive(timeout_s) == secret else "crashed"
     except TimeoutError:
         return "timeout"
     except EOFError:
         return "crashed"
 
 
-def _obey(end: int) -> None:
-    """The child: run the statements that the server sends, until it is killed.
-
-    On the way to a pass, no global or builtin is looked up once an answer has run. An answer that rewrites this
-    frame's locals is not stopped.
-    """
-    module = ModuleType("__candidate__")
-    sys.modules |= {"__candidate__": module, "__main__": ModuleType("__main__")}
-    names = vars(module)
-    run, build, read, write, leave = exec, compile, os.read, os.write, os._exit
-    size, number, kinds, as_text, any_error = len, int.from_bytes, type, str, BaseException
-    statement, secret, raised, fine = STATEMENT, SECRET, RAISED, OK
-    while True:
-        expected, message = number(read(end, 4), "big"), b""
-        while size(message) < expected:
-            part = read(end, expected - size(message))
-            if not part:
-                leave(1)
-            message += part
-        if message[:1] == secret:
-            reply = message[1:]
-        elif message[:1] != statement:
-            leave(1)
-        else:
-            try:
-                run(build(message[1:].decode("utf-8", "surrogatepass"), "<candidate>", "exec"), names)
-                reply = fine
-            except any_error as error:  # sys.exit() is a failure too
-                reply = raised + _told(kinds(error).__name__, error, as_text)
-        write(end, size(reply).to_bytes(4, "big") + reply)
-
-
-def _told(kind: str, error: BaseException, as_text: type[str]) -> bytes:
-    try:
-        return f"{kind}: {as_text(error)[:500]}".encode(errors="replace")
-    except BaseException:  # the error's __str__ is the answer's code
-        return kind.encode(errors="replace")
-
-
 def _limit(timeout_s: float, memory_mib: int) -> None:
-    locked = _lock()
     cpu = 10 * int(timeout_s + 1)  # a backstop: the judge watches the clock
     for what, most in (
         (resource.RLIMIT_CPU, cpu),
@@ -192,7 +145,7 @@ def _limit(timeout_s: float, memory_mib: int) -> None:
         (resource.RLIMIT_FSIZE, FILE_BYTES),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
-        *(() if locked else ((resource.RLIMIT_NPROC, 0),)),
+        (resource.RLIMIT_NPROC, TASKS),
     ):
         with contextlib.suppress(ValueError, OSError):  # not every system has every limit
             resource.setrlimit(what, (most, most))
@@ -201,60 +154,50 @@ def _limit(timeout_s: float, memory_mib: int) -> None:
 def _prctl(option: int, *values: object) -> bool:
     if sys.platform != "linux":
         return False
-    padded = [*values, 0, 0, 0, 0][:4]
-    arguments = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in padded]
-    return ctypes.CDLL(None).prctl(option, *arguments) == 0
+    arguments = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
+    return _LIBC.prctl(option, *arguments, *_NOTHING[len(values) :]) == 0
 
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-def _lock() -> bool:
-    """Deny this process, for ever, new processes, signals, sockets, others' memory and the kernel's odder corners."""
-    code = _filter(os.uname().machine)
-    if code is None or not _prctl(_PR_SET_NO_NEW_PRIVS, 1):
-        return False
-    program = _Program(len(code) // 8, code)
-    return _prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program))
+def _lock(allowed: bytes) -> bool:
+    """Give up every capability, and every system call that the filter does not allow, for ever."""
+    program = _Program(len(allowed) // 8, allowed)
+    dropped = _LIBC.capset(*_NO_CAPABILITIES) == 0
+    return dropped and _prctl(_PR_SET_NO_NEW_PRIVS, 1) and _prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program))
 
 
-def _lock_holds() -> bool:
-    """Whether the filter works here: tried in a child, which must then fail to fork."""
+def _in_child(holds: Callable[[], bool]) -> bool:
+    """Whether something holds, tried in a child."""
     child = os.fork()
     if child == 0:
-        try:
-            locked = _lock()
-            os.fork()
-        except PermissionError:
-            os._exit(0 if locked else 1)
+        with contextlib.suppress(BaseException):
+            os._exit(0 if holds() else 1)
         os._exit(1)
     return os.waitpid(child, 0)[1] == 0
 
 
-def _filter(machine: str) -> bytes | None:
-    """The classic BPF program of `_lock`, for seccomp's view: call number at 0, machine at 4, first argument at 16."""
-    if sys.platform != "linux" or machine not in _MACHINES:
-        return None
-    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    kill, allow, refuse, unknown = 0x80000000, 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38
-
-    def line(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-        return code.to_bytes(2, sys.byteorder) + bytes((yes, no)) + value.to_bytes(4, sys.byteorder)
-
-    lines = [line(load, 4), line(equal, _MACHINES[machine], 1, 0), line(give, kill), line(load, 0)]
-    lines += [line(at_least, 0x40000000, 0, 1), line(give, refuse)]  # x86's second set of numbers
-    for group in (_NEW_PROCESSES, _SIGNALS, _OTHER_MEMORY, _NAMESPACES, _KERNEL):
-        for call in group[machine]:
-            lines += [line(equal, call, 0, 1), line(give, refuse)]
-    lines += [line(equal, _CLONE3, 0, 1), line(give, unknown)]  # the C library then uses clone, which can be judged
-    # Not every socket belongs to a network that can be taken away: one to the host of a virtual machine does not.
-    lines += [line(equal, _SOCKET[machine], 0, 4), line(load, 16), line(equal, _AF_UNIX, 1, 0)]
-    lines += [line(give, refuse), line(give, allow)]
-    lines += [line(equal, _CLONE[machine], 0, 3), line(load, 16), line(any_bit, _CLONE_THREAD, 1, 0)]
-    lines += [line(give, refuse), line(give, allow)]
-    return b"".join(lines)
+def _refuses_to_fork(allowed: bytes) -> bool:
+    locked = _lock(allowed)
+    try:
+        os.fork()
+    except PermissionError:
+        return locked
+    os._exit(1)
 
 
-if __name__ == "__main__":
-    serve(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "contained")
+def _counts_threads(allowed: bytes, memory_mib: int) -> bool:
+    """Whether the system bounds their number. Limits of a user do not bind root; a cgroup may."""
+    import _thread
+
+    _limit(1.0, memory_mib)
+    _lock(allowed)
+    _thread.stack_size(2**16)
+    try:
+        for _ in range(2 * TASKS):
+            _thread.start_new_thread(time.sleep, (99,))
+    except RuntimeError:
+        return True
+    return False

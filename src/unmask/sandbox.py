@@ -2,27 +2,36 @@
 
 Covered, with bubblewrap:
 - network: none, not even the machine's own; no other process is in sight, and no process outlives its job
-- files: the interpreter and the system's libraries, read-only; one empty folder in memory, 16 MiB, anew for the next
-  job if anything was left in it; no home, no /etc, no /proc, no environment
-- processes: none can be started, and no signal sent; threads only within the memory limit
-- memory (512 MiB), time (3 s a statement), file size, open files; output goes nowhere
-- the verdict: a pass is proved by a secret that is drawn after the last test and must come back; an exit status, words
-  printed, or what can be found in memory before the last test is worth nothing
+- files: the interpreter and the system's libraries, read-only; one empty folder in memory for each answer (16 MiB, 256
+  files), or none where bubblewrap may not mount one; no home, no /etc, no /proc, no environment
+- system calls: those that Python needs to compute (`system_calls.py`); an answer can start no process, send no signal,
+  and name no other process, so it reaches neither its judge nor another answer
+- memory (512 MiB), threads (some 25), time (3 s a statement), file size, open files; output goes nowhere. Threads are
+  counted by the user's limit or by a cgroup; where neither can, as for root in most containers, there are none. A
+  cgroup, where one can be made, bounds the memory of a whole judge with what the kernel holds for it
+- the verdict: code and tests run in two processes (`exam.py`). An answer sees the arguments of its calls, never the
+  tests, and its results are compared as plain values. A pass is proved by a secret that is drawn after the last test
 Not covered:
-- an answer that deceives the tests themselves, with an object that equals everything, say
-- an answer that was written against `jail.py`: it may find the child's socket and play the child's part, or rewrite the
-  locals of the frame that runs it, and so pass without being right
-- holes in the kernel, and how long other things wait while an answer computes
+- an answer that recognises arguments and returns what it remembers, and tests that are too weak to tell it
+- names that the tests take from the answer, other than what they test: a helper, a constant, an alias of a module.
+  Builtins are the tests' own, unless the tests use no other names
+- an object of the answer that is not a plain value is true in a condition, differs from all others, and gives whatever
+  it likes when it is called, read or gone through; changes to arguments are not seen by the tests
+- without a cgroup, kernel memory that no limit counts: page tables of scattered mappings, up to about the memory limit
+- holes in the kernel or in the examiner's JSON reader, and how long other things wait while an answer computes
 
 Without bubblewrap we refuse, unless `allow_unsandboxed()` is around the call. Then limits, time and the verdict are as
-above, on Linux also processes, signals and sockets; files are open to the answer.
+above, on Linux also system calls, without threads; files are open to the answer.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,15 +44,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 
-from unmask import jail
+from unmask import cgroups, exam, jail, system_calls
 from unmask.errors import UnmaskError, WorkFailed
 
 TIMEOUT_S = 3.0
 MEMORY_MIB = 512
-FOLDER_BYTES = 16 * 2**20
+SPARE_MIB = 128
 START_S = 30.0  # a loaded machine may take its time to start an interpreter
 JOBS_EACH = 16  # fewer jobs than this do not pay for another interpreter
 
+_CALLABLES = {name for name, value in vars(builtins).items() if callable(value)}
 _unsandboxed_allowed: ContextVar[bool] = ContextVar("unsandboxed_allowed", default=False)
 
 
@@ -130,7 +140,7 @@ def _judge_all(
     try:
         for code, tests in jobs:
             judge = judge or _Judge(timeout_s, memory_mib, contained=contained)
-            results.append(judge.result([code, *tests]))
+            results.append(judge.result(code, tests))
             if not judge.usable:
                 judge.close()
                 judge = None
@@ -147,13 +157,20 @@ class _Judge:
         self.timeout_s, self.usable = timeout_s, True
         self.folder = tempfile.TemporaryDirectory(prefix="unmask-sandbox-")
         ours, theirs = socket.socketpair()
-        self.channel = jail.Channel(ours)
+        self.channel = exam.Channel(ours)
         python = os.path.realpath(sys.executable)
-        limits = [str(timeout_s), str(memory_mib)]
-        if contained:
-            command = [*_bubblewrap(python), python, "-I", "-S", "/jail.py", *limits, "contained"]
-        else:
-            command = [python, "-I", "-S", os.path.realpath(jail.__file__), *limits, "open"]
+        inside = "/judge" if contained else self.folder.name
+        start = f"import sys; sys.path.append({inside!r}); from unmask.jail import serve"
+        start += f"; serve({timeout_s!r}, {memory_mib!r}, {contained!r})"
+        command = [*(_bubblewrap(python) if contained else ()), python, "-I", "-S", "-c", start]
+        if not contained:
+            os.mkdir(f"{inside}/unmask")
+            for path in _judge_files():
+                shutil.copy(path, f"{inside}/unmask")
+        # Code, tests and judge each need some; the folder in memory counts as well.
+        if groups := cgroups.make(jail.TASKS, 2 * memory_mib + SPARE_MIB):
+            command = [*cgroups.ENTER, "sh", *map(str, groups), "--", *command]
+        self.groups = groups
         with theirs, tempfile.TemporaryFile() as complaints:
             self.process = subprocess.Popen(
                 command,
@@ -166,6 +183,8 @@ class _Judge:
             )
             theirs.close()
             try:
+                allowed = [system_calls.program(os.uname().machine, threads=threads) for threads in (True, False)]
+                self.channel.send(json.dumps([each.hex() for each in allowed if each]).encode())
                 self.channel.receive(START_S)
             except (EOFError, TimeoutError):
                 self.close()
@@ -173,22 +192,22 @@ class _Judge:
                 told = complaints.read().decode(errors="replace").strip().splitlines()
                 raise WorkFailed(f"the sandbox did not start: {told[-1] if told else 'no word from it'}") from None
 
-    def result(self, statements: list[str]) -> SandboxResult:
+    def result(self, code: str, tests: Sequence[str]) -> SandboxResult:
         """The verdict on one program: 'crashed' if it took the judge down with it."""
         try:
-            self.channel.send(json.dumps(statements).encode(), START_S)
-            verdict = json.loads(self.channel.receive(self.timeout_s * (len(statements) + 1) + START_S))
+            self.channel.send(json.dumps({"code": code, "tests": tests, "own": _own(tests)}).encode())
+            reason = self.channel.receive(self.timeout_s * (len(tests) + 2) + START_S).decode(errors="replace")
         except (EOFError, TimeoutError):
             self.usable = False
-            return SandboxResult(passed=False, reason="crashed")
-        self.usable = verdict["clean"]
-        return SandboxResult(passed=verdict["reason"] == "passed", reason=verdict["reason"])
+            reason = "crashed"
+        return SandboxResult(passed=reason == "passed", reason=reason)
 
     def close(self) -> None:
         self.channel.end.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        cgroups.remove(self.groups)
         self.folder.cleanup()
 
 
@@ -196,6 +215,7 @@ def _bubblewrap(python: str) -> list[str]:
     """The command that gives a program the interpreter, the system's libraries, /tmp, and nothing else."""
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
     command += ["--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    command += ["--cap-add", "CAP_SYS_ADMIN"]  # to give each answer a folder; an answer has no capability
     for folder in ("/lib", "/lib64"):
         if os.path.islink(folder):
             command += ["--symlink", os.readlink(folder), folder]
@@ -204,13 +224,22 @@ def _bubblewrap(python: str) -> list[str]:
     seen = ["/usr/lib", "/usr/lib64", "/etc/ld.so.cache", f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64", python]
     for path in dict.fromkeys(seen):
         command += ["--ro-bind-try", path, path]
-    command += ["--ro-bind", os.path.realpath(jail.__file__), "/jail.py", "--dev-bind", "/dev/null", "/dev/null"]
-    # An old bubblewrap cannot bound the size of a folder in memory. Then no folder is writable.
-    command += ["--size", str(FOLDER_BYTES), "--tmpfs", "/tmp"] if _bounds_folders() else ["--dir", "/tmp"]
+    for path in _judge_files():
+        command += ["--ro-bind", path, f"/judge/unmask/{os.path.basename(path)}"]
+    command += ["--dev-bind", "/dev/null", "/dev/null", "--dir", "/tmp"]
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
-@cache
-def _bounds_folders() -> bool:
-    told = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
-    return "--size" in told.stdout + told.stderr
+def _judge_files() -> list[str]:
+    return [os.path.realpath(str(module.__file__)) for module in (jail, exam)]
+
+
+def _own(tests: Sequence[str]) -> list[str]:
+    """The names of builtins that mean the answer's: those in tests that use no other names."""
+    if _CALLABLES.isdisjoint(re.findall(r"\w+", "\n".join(tests))):
+        return []
+    names = set[str]()
+    for test in tests:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            names |= {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
+    return sorted(names) if names <= _CALLABLES else []

@@ -205,7 +205,8 @@ def test_a_finished_cell_computes_nothing(data_dir: Path, tmp_path: Path):
     watched: list[Watched] = []
     llm = with_model(lambda model: watched.append(Watched(model)) or watched[0])
     folder = open_cell(tmp_path, "humaneval")
-    (folder.folder / "scores.jsonl").unlink()
+    for name in ("scores.jsonl", "done.json"):
+        (folder.folder / name).unlink()
     folder = open_cell(tmp_path, "humaneval")
     run(folder, data_dir, llm=llm)
     assert watched[0].computed == []

@@ -68,7 +68,8 @@ def test_a_part_of_a_cell_makes_room_for_the_whole(first: Path, tmp_path: Path) 
     for name in ("items.jsonl", "scores.jsonl"):
         lines = (cell.folder / name).read_text().splitlines(keepends=True)
         (cell.folder / name).write_text(lines[0] + lines[1][:5])
-    finished = measure(out, policies=["threshold"])
+    with pytest.warns(UserWarning, match="ends in half a line"):
+        finished = measure(out, policies=["threshold"])
     assert (finished.reused, finished.new_items) == ({"first": 1}, 0)
     assert by_policy(out)["threshold"].generations == by_policy(first)["threshold"].generations
     assert not (out / ".copying").exists()

@@ -17,6 +17,7 @@ from unmask import sandbox
 
 TIMEOUT_S = 3.0
 CLEANED_LINES = 100
+UNFIT = (SyntaxError, ValueError, MemoryError, RecursionError)  # what code that is too odd for `ast` raises
 
 Doc = Mapping[str, Any]
 
@@ -46,8 +47,8 @@ def humaneval_program(doc: Doc, text: str) -> tuple[str, list[str]]:
 
 def mbpp_program(doc: Doc, text: str) -> tuple[str, list[str]]:
     """The code and its tests; the set-up is `test_setup_code` in the full set, `test_imports` in the sanitized one."""
-    setup = [doc.get("test_setup_code") or "", *(doc.get("test_imports") or [])]
-    return text, [*filter(None, setup), *doc["test_list"]]
+    setup = [*filter(None, [doc.get("test_setup_code"), *(doc.get("test_imports") or [])])]
+    return "\n".join([text, *setup]), [*setup, *doc["test_list"]]  # code and tests are apart, and both may need it
 
 
 def fenced(text: str) -> str:
@@ -59,6 +60,7 @@ def cleaned(text: str, entry_point: str) -> str:
     """What the entry point needs of the longest part that parses.
 
     Imports are kept; classes, assignments and functions that return something are kept if the entry point uses them.
+    Nothing is left of code that parses but cannot be written down again: too deep a nesting, too long a number.
     """
     text = text.replace("\t", "    ").replace("\r\n", "\n").replace("\r", "\n").strip()
     body = _longest_that_parses(text.splitlines()[:CLEANED_LINES])
@@ -66,7 +68,10 @@ def cleaned(text: str, entry_point: str) -> str:
     defined = {name: node for node in body for name in _defines(node)}  # a later definition wins
     needed = _reachable(entry_point, defined)
     kept = dict.fromkeys(node for name, node in defined.items() if name in needed)
-    return "\n".join(ast.unparse(node) for node in (*imports, *kept))
+    try:
+        return "\n".join(ast.unparse(node) for node in (*imports, *kept))
+    except UNFIT:
+        return ""
 
 
 def _longest_that_parses(lines: list[str]) -> list[ast.stmt]:
@@ -78,7 +83,7 @@ def _longest_that_parses(lines: list[str]) -> list[ast.stmt]:
             warnings.simplefilter("ignore")  # about the answer's code, such as invalid escapes
             try:
                 return ast.parse("\n".join(lines[start:end])).body
-            except (SyntaxError, ValueError, MemoryError, RecursionError):
+            except UNFIT:
                 continue
     return []
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
@@ -81,9 +82,28 @@ class BenchmarkTask:
         ]
 
     def score(self, rows: Sequence[Generation]) -> dict[int, dict[str, float]]:
-        """The scores of each item; a task that reads answers in several ways has a score for each way."""
+        """The scores of each item; a task that reads answers in several ways has a score for each way.
+
+        An answer that the task's code cannot read is wrong, and a warning says so: no other item has to wait for it.
+        """
+        scores, unread = {}, list[str]()
         with quiet():
-            return {row.id: self._score(row) for row in rows}
+            for row in rows:
+                try:
+                    scores[row.id] = self._score(row)
+                except UnmaskError:  # of this machine, not of the answer
+                    raise
+                except Exception as error:
+                    scores[row.id] = self._worst(row)
+                    unread.append(f"{row.id} ({type(error).__name__})")
+        if unread:
+            warnings.warn(f"answers that cannot be scored count as wrong: items {', '.join(unread)}", stacklevel=2)
+        return scores
+
+    def _worst(self, row: Generation) -> dict[str, float]:
+        task, _ = self._asked[row.id]
+        worst = {metric: 0.0 if better else math.inf for metric, better in task.higher_is_better().items()}
+        return {_score_name(name, way.name): value for way in task._filters for name, value in worst.items()}
 
     def _score(self, row: Generation) -> dict[str, float]:
         task, asked = self._asked[row.id]

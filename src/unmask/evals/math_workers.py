@@ -79,11 +79,12 @@ def serve() -> None:
     with contextlib.suppress(ValueError, OSError):  # not every system has this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20, MEMORY_MIB * 2**20))
     questions = {"equivalent": _equivalent, "verified": _verified}
+    answers, sys.stdout = sys.stdout, sys.stderr  # a line that a package prints is no answer
     signal.setitimer(signal.ITIMER_REAL, START_S)
     found = _equivalent("1", "1.0") and _verified("$1$", "$1$")  # loads their packages before a question is timed
     while True:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(bool(found)), flush=True)  # noqa: T201
+        print(json.dumps(bool(found)), file=answers, flush=True)
         if not (line := sys.stdin.readline()):
             break
         question, first, second, timeout_s = json.loads(line)

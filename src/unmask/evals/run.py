@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from unmask import sandbox
 from unmask.evals import tiny_suite
@@ -25,7 +26,7 @@ from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
 from unmask.evals.loop import measure
 from unmask.evals.recipe import Checkpoint, Recipe
 from unmask.evals.run_folder import begin_with_fewer_items, locked, note_cells, open_run, other_results, reuse, save_run
-from unmask.evals.store import DONE, CellFolder
+from unmask.evals.store import CellFolder, intact
 from unmask.models.checkpoint.fingerprint import fingerprint
 
 RUN_CODE = {"humaneval", "mbpp", "list_functions"}  # tasks whose answers are programs
@@ -66,15 +67,17 @@ def run(
     fresh: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_load: Callable[[str], None] = lambda model: None,
+    say: Callable[[str], None] = warn,
 ) -> Finished:
     """Measure the cells of the recipe that the folder lacks; with `fresh`, all of them.
 
-    `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded.
+    `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded, and
+    `say` with a line on each file that was found damaged.
     """
     with locked(out), sandbox.allow_unsandboxed() if recipe.allow_unsandboxed else nullcontext():
         if RUN_CODE & set(recipe.tasks):
             sandbox.require()
-        job = _Job(recipe, out, open_run(out, recipe, command), fresh, on_progress)
+        job = _Job(recipe, out, open_run(out, recipe, command), fresh, on_progress, say)
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
         done = [folder for found in cells.values() for folder in found]
@@ -104,9 +107,16 @@ class _Job:
     """A recipe at work in its folder."""
 
     def __init__(
-        self, recipe: Recipe, out: Path, about: dict[str, Any], fresh: bool, on_progress: Callable[[Progress], None]
+        self,
+        recipe: Recipe,
+        out: Path,
+        about: dict[str, Any],
+        fresh: bool,
+        on_progress: Callable[[Progress], None],
+        say: Callable[[str], None],
     ) -> None:
-        self.recipe, self.out, self.about, self.fresh, self.on_progress = recipe, out, about, fresh, on_progress
+        self.recipe, self.out, self.about, self.fresh = recipe, out, about, fresh
+        self.on_progress, self.say = on_progress, say
         self.data = None if recipe.data_dir is None else Path(recipe.data_dir)
         self.questions = cache(partial(_questions, data=self.data))
         self.new_cells = self.new_items = 0
@@ -120,7 +130,7 @@ class _Job:
         if (model.device or known["device"]).partition(":")[0] != known["device"]:
             return []
         keys = [cell.key for cell in expand(self.recipe, model, ModelInfo(**known))]
-        if not all((self.out / "cells" / key / DONE).exists() for key in keys):
+        if not all(intact(self.out / "cells" / key) for key in keys):
             return []
         note_cells(self.about, keys)
         return [CellFolder(self.out / "cells" / key) for key in keys]
@@ -176,7 +186,7 @@ class _Job:
         if self.fresh:
             shutil.rmtree(self.out / "cells" / cell.key, ignore_errors=True)
         about = {**here, "code": code_digest(cell.decoding()[0]), **self.questions(cell.task)}
-        folder = CellFolder.open(self.out, cell, about)
+        folder = CellFolder.open(self.out, cell, about, self.say)
         if differ := changed(folder.about, about):
             raise other_results(self.out, [(cell.model, name) for name in differ])
         return folder

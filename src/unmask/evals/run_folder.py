@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError
+from unmask.evals.cell import ModelInfo
 from unmask.evals.digests import CIRCUMSTANCES, changed, versions
 from unmask.evals.recipe import Recipe
-from unmask.evals.store import CELL, DONE, CellFolder, has_items, read_whole, write_whole
+from unmask.evals.store import CELL, DONE, CellFolder, has_items, intact, read_whole, write_whole
 from unmask.locks import lock
 
 SCHEMA = "unmask.run/1"
@@ -71,11 +72,24 @@ def open_run(out: Path, recipe: Recipe, command: str) -> dict[str, Any]:
     if not path.exists():
         raise UnmaskError(f"{out} holds cells but no run.json; choose another --out")
     found = read_whole(path, SCHEMA)
+    _check_form(path, found)
     before = found["resolved"]
     if clash := [key for key in resolved if not _covers(key, before.get(key), resolved[key])]:
         hint = "choose another --out; finished cells that are equal are reused"
         raise UnmaskError(f"{out} holds a run with other values of {', '.join(clash)}; {hint}")
     return found if before == resolved else new | {"models": found["models"]}
+
+
+def _check_form(path: Path, found: dict[str, Any]) -> None:
+    """Refuse a run.json that lacks what a run goes on with."""
+    try:
+        lists = [*(found["resolved"][key] for key in LISTS), found["cells"]]
+        for info in found["models"].values():
+            ModelInfo(**info)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnmaskError(f"{path} is damaged, a field is missing or wrong: {error}; choose another --out") from error
+    if not all(isinstance(each, list) for each in lists):
+        raise UnmaskError(f"{path} is damaged, {', '.join((*LISTS, 'cells'))} must be lists; choose another --out")
 
 
 def _covers(key: str, before: Any, now: Any) -> bool:
@@ -137,7 +151,7 @@ def begin_with_fewer_items(own: CellFolder, *, shared: bool) -> None:
 
 
 def _measured_alike(folder: Path, own: CellFolder, *, shared: bool) -> dict[str, Any] | None:
-    """The notes of a cell, if it was measured as `own` would be now; None if it was not, or is damaged.
+    """The notes of a complete cell, if it was measured as `own` would be now; None if it was not, or is damaged.
 
     Times of a shared device are good enough only where the device is shared here as well.
     """
@@ -146,4 +160,4 @@ def _measured_alike(folder: Path, own: CellFolder, *, shared: bool) -> dict[str,
     except UnmaskError:
         return None
     differs = changed(found, own.about, CIRCUMSTANCES) or (found.get("shared") and not shared)
-    return None if differs else found
+    return found if not differs and intact(folder) else None

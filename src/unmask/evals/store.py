@@ -5,24 +5,29 @@
                                  the folder is a copy (`taken_from`)
     RUN/cells/KEY/items.jsonl    a Generation a line
     RUN/cells/KEY/scores.jsonl   {"id": 3, "scores": {"correct": 1.0}} a line
-    RUN/cells/KEY/done.json      how many items there are; written when the last one is scored
+    RUN/cells/KEY/done.json      how many items there are, and a digest of both files above; written when the last
+                                 item is scored
+    RUN/damaged/                 cells that something else has damaged; they are measured again
 
-A line that a kill cut short is dropped on the next opening, and its item is done again.
+A line that a kill cut short is dropped when the cell is measured on, and its item is done again.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from unmask.errors import UnmaskError
 from unmask.evals.cell import SCHEMA, Cell, Generation
 
-CELL, ITEMS, SCORES, DONE = "cell.json", "items.jsonl", "scores.jsonl", "done.json"
+CELL, ITEMS, SCORES, DONE, DAMAGED = "cell.json", "items.jsonl", "scores.jsonl", "done.json", "damaged"
 
 
 class CellFolder:
@@ -35,26 +40,36 @@ class CellFolder:
             self.cell = Cell(**self.about["cell"])
             self.generations = {row["id"]: Generation(**row) for row in _lines(folder / ITEMS)}
             self.scores: dict[int, dict[str, float]] = {row["id"]: row["scores"] for row in _lines(folder / SCORES)}
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise UnmaskError(
                 f"{folder} is damaged, a field is missing or too many: {error}; remove the folder"
             ) from error
 
     @classmethod
-    def open(cls, run: Path, cell: Cell, about: dict[str, Any]) -> CellFolder:
-        """The cell's folder in that run, made where it holds nothing; `about` is what else to note of the cell."""
+    def open(cls, run: Path, cell: Cell, about: dict[str, Any], say: Callable[[str], None] = warn) -> CellFolder:
+        """The cell's folder in that run, made where it holds nothing; `about` is what else to note of the cell.
+
+        A damaged folder is put aside, and `say` is told.
+        """
         folder = run / "cells" / cell.key
+        if has_items(folder) and (damage := _damage(folder)):
+            aside = next(path for n in count(1) if not (path := run / DAMAGED / f"{cell.key}-{n}").exists())
+            aside.parent.mkdir(exist_ok=True)
+            folder.rename(aside)
+            say(f"{damage.partition(';')[0]}; the cell was moved to {aside} and is measured again")
         folder.mkdir(parents=True, exist_ok=True)
         if not has_items(folder):
             write_whole(folder / CELL, {"schema": SCHEMA, "cell": asdict(cell), **about})
         for name in (ITEMS, SCORES):
-            _mend(folder / name)
+            if rest := _mend(folder / name):
+                say(f"{folder / name} ends in half a line ({rest} bytes); its item is done again")
         return cls(folder)
 
     @property
     def complete(self) -> bool:
-        """Whether no item is left; a task may have fewer items than were asked for."""
-        return (self.folder / DONE).exists()
+        """Whether no item is left, and nothing has changed since; a task may have fewer items than were asked for."""
+        path = self.folder / DONE
+        return path.exists() and _read(path) == _summary(self.folder)
 
     def note(self, **values: Any) -> None:
         """Add to the notes on how the cell was measured."""
@@ -63,7 +78,7 @@ class CellFolder:
 
     def finish(self) -> None:
         """Note that no item is left."""
-        write_whole(self.folder / DONE, {"items": len(self.scores)})
+        write_whole(self.folder / DONE, _summary(self.folder))
 
     def add(self, generations: Sequence[Generation]) -> None:
         """Write finished items to disk, then add them to `generations`."""
@@ -81,6 +96,40 @@ def has_items(folder: Path) -> bool:
     return (folder / DONE).exists() or (items.exists() and items.stat().st_size > 0)
 
 
+def intact(folder: Path) -> bool:
+    """Whether a folder holds a complete cell; not so if it is damaged or missing."""
+    try:
+        return CellFolder(folder).complete
+    except UnmaskError:
+        return False
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with the files of a cell; empty if measuring can go on with them.
+
+    Cells of older versions have no digest. They are finished anew if no item is missing.
+    """
+    try:
+        found = CellFolder(folder)
+        done = _read(folder / DONE) if (folder / DONE).exists() else None
+    except UnmaskError as error:
+        return str(error)
+    without_digest = {"items": len(found.generations)}
+    if done in (None, _summary(folder)) or (done == without_digest and found.generations.keys() == found.scores.keys()):
+        return ""
+    return f"{folder} is damaged: its items or scores are not those that {DONE} lists"
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """The content of done.json: how many items have a score, and a digest of the files."""
+    digest, ids = blake2b(digest_size=16), list[set[int]]()
+    for path in (folder / ITEMS, folder / SCORES):
+        content = path.read_bytes() if path.exists() else b""
+        digest.update(len(content).to_bytes(8, "big") + content)
+        ids.append({row["id"] for row in _lines(path)})
+    return {"items": len(set.intersection(*ids)), "digest": digest.hexdigest()}
+
+
 def cells_of(run: Path) -> list[CellFolder]:
     """Every cell of a run, finished or not."""
     return [CellFolder(path.parent) for path in sorted((run / "cells").glob(f"*/{CELL}"))]
@@ -94,22 +143,24 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             if line.endswith(b"\n"):
                 try:
                     yield json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise UnmaskError(f"{path}, line {number} is damaged: {error}; remove the line") from error
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", errors="surrogatepass") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _mend(path: Path) -> None:
-    """Cut off a last line that has no end."""
-    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+def _mend(path: Path) -> int:
+    """Cut off a last line that has no end; returns how many bytes it had."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    return len(content) - whole
 
 
 def write_whole(path: Path, about: dict[str, Any]) -> None:
@@ -124,10 +175,14 @@ def write_whole(path: Path, about: dict[str, Any]) -> None:
 
 def read_whole(path: Path, schema: str) -> dict[str, Any]:
     """The content that `write_whole` wrote; it must have that schema."""
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnmaskError(f"{path} is damaged: {error}; remove the folder {path.parent}") from error
+    about = _read(path)
     if not isinstance(about, dict) or about.get("schema") != schema:
         raise UnmaskError(f"{path} is not of the form {schema}")
     return about
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnmaskError(f"{path} is damaged: {error}; remove the folder {path.parent}") from error
