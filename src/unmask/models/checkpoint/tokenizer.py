@@ -125,7 +125,7 @@ def _one_line_errors(what: Path | str) -> Generator[None]:
 def _growth_of(tokenizer: Tokenizer) -> float:
     """How many times longer than before a text, or a list of tokens, can be after all steps of a tokenizer."""
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor, tokenizer.decoder)
-    return prod(_growth(json.loads(part.__getstate__())) for part in parts if part is not None)
+    return _growth([json.loads(part.__getstate__()) for part in parts if part is not None])
 
 
 def _growth(step: Any) -> float:
