@@ -26,9 +26,8 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 # Characters from which on a text is encoded as a batch, which lets other threads of Python go on meanwhile.
 _LONG = 10_000
 
-# A tokenizer is data of a stranger, whose steps may multiply a text.
-MOST_CHARACTERS = 64 * 2**20  # that a text may have between two steps
-_LONGEST_TOKEN = 10_000  # characters
+# That a text may have between two steps of a tokenizer, which is data of a stranger and may multiply it.
+MOST_CHARACTERS = 64 * 2**20
 
 
 class TextCodec:
@@ -60,10 +59,7 @@ class TextCodec:
                 tokenizer = byte_bpe(folder, config, special_tokens)
             else:
                 raise CheckpointError(f"{folder}: there is no tokenizer.json, nor vocab.json with merges.txt")
-            made = cls(tokenizer, special_tokens=special_tokens, chat_template=template)
-        if made._longest > _LONGEST_TOKEN:
-            raise CheckpointError(f"{folder}: a token has {made._longest} characters, more than {_LONGEST_TOKEN}")
-        return made
+            return cls(tokenizer, special_tokens=special_tokens, chat_template=template)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text, in which special tokens are recognised; `special` adds what the tokenizer puts around it."""
@@ -132,8 +128,6 @@ def _growth(step: Any) -> float:
     match step:
         case list():
             return prod(map(_growth, step), start=1.0)
-        case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)} if found:
-            return max(1.0, len(content) / len(found))
         case {"type": "Replace", "content": str(content)}:  # may match between any two characters
             return 1.0 + len(content)
         case {"type": "Precompiled", "precompiled_charsmap": str(packed)}:
