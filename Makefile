@@ -7,6 +7,9 @@ STAMP := .venv/.installed
 SGLANG := 0.5.23
 HOSTS := .venv/hosts/sglang-$(SGLANG).dist-info
 
+# Threads that spin for long slow down a busy machine: see docs/performance.md.
+export GOMP_SPINCOUNT ?= 1000
+
 .PHONY: setup demo test lint paper paper-full FORCE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

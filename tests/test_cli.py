@@ -302,3 +302,31 @@ def test_text_streams_into_a_terminal():
     os.close(secondary)
     assert shown.strip() == SENTENCE[:40].strip()
     assert b"forward passes" in done.stderr
+
+
+THREADS = """
+import os
+from unmask import cli
+try:
+    cli.main(["generate", "x", "--model", "toy", "--max-tokens", "8", "--threads", "1"])
+finally:
+    import torch
+    print(torch.get_num_threads(), os.environ.get("GOMP_SPINCOUNT"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "spin"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")]
+)
+def test_the_process_of_a_command_has_the_threads_asked_for_and_they_spin_briefly(given, spin):
+    settings = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+    clean = {name: value for name, value in os.environ.items() if name not in settings}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env=clean | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == f"1 {spin}"
+
+
+def test_a_command_takes_at_least_one_thread(capsys):
+    assert run(["generate", "x", "--model", "toy", "--threads", "0"]) == 2
+    assert "--threads" in capsys.readouterr().err

@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -205,7 +206,7 @@ def evaluate(
 
     sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
     places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
-    how = asdict(where)
+    how = {key: value for key, value in asdict(where).items() if key != "threads"}
     truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
     chosen = read(recipe, {**sizes, **places, **how, **truths})
     load, folder = backend.loader(), out or Path("runs") / recipe.stem
@@ -301,6 +302,10 @@ def _show_timings(timings: Sequence[Any], *, as_json: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    # How long a thread of libgomp spins before it sleeps; read when torch is imported. On a busy machine, threads that
+    # spin for longer take the cores of the threads that they wait for (docs/performance.md).
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

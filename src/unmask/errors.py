@@ -10,6 +10,11 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def one_line(error: BaseException) -> str:
+    """What an error of a library says, cut to the length of a message of ours."""
+    return " ".join(str(error)[:1000].split())[:300] or type(error).__name__
+
+
 class UnmaskError(ValueError):
     """A request that cannot be served as it was made."""
 

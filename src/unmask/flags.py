@@ -41,11 +41,16 @@ SET = ("--set",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The device, dtype and quantisation of a model."""
+    """The device, dtype and quantisation of a model, and the threads to run it."""
 
     device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]")
     dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]")
     quantize: str | None = option(None, "fp8 or int8: weights of the blocks in 8 bits. [default: off]")
+    threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", min=1)
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(self.threads)  # read when the work imports torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

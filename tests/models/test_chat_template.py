@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -100,3 +101,48 @@ def test_a_template_that_is_not_jinja_is_said() -> None:
 )
 def test_malformed_messages_are_refused(messages: Any, problem: str) -> None:
     assert refusal("{{ messages }}", messages) == problem
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_without_end_is_ended(template: str) -> None:
+    with pytest.raises(UnmaskError, match=r"^the chat template took more than 0\.2 s, or brought its process down$"):
+        render(template, HELLO, {}, add_generation_prompt=True, seconds=0.2)
+    assert rendered("{{ messages[0].content }}") == "hello"
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 'a' * 4000001 }}", "{{ 'a' * 10 ** 10 }}", "{{ '%9999999999d' % 1 }}", "{{ [messages] * 10 ** 9 }}"],
+)
+def test_a_template_that_makes_too_much_is_refused(template: str) -> None:
+    assert refusal(template).startswith("the chat template refused the messages: ")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if 1 %}" * 30_000 + "{% endif %}" * 30_000, "{{ " + "(" * 30_000 + ")" * 30_000 + " }}", "{% if 1 %}" * 99],
+    ids=["statements", "expressions", "open"],
+)
+def test_a_template_nested_too_deeply_is_one_line(template: str) -> None:
+    assert refusal(template)
+
+
+def test_messages_that_are_no_plain_data_are_refused() -> None:
+    expected = "messages must be plain data, as JSON has it: Object of type set is not JSON serializable"
+    assert refusal("{{ messages }}", [{"role": "user", "content": "x", "more": {1}}]) == expected
+
+
+def test_conversations_of_many_threads_do_not_mix() -> None:
+    def one(number: int) -> str:
+        messages = [{"role": "user", "content": str(number)}]
+        return render("{{ messages[0].content }}", messages, {}, add_generation_prompt=True)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(one, range(100))) == [str(number) for number in range(100)]

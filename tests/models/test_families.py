@@ -103,7 +103,7 @@ def test_llada_key_heads_follow_the_config(changes: dict[str, Any], heads: int) 
         ({"d_model": 12, "n_heads": 4}, "rotary positions need an even head width, got 3"),
         ({"d_model": None}, "the key 'd_model' is missing"),
         ({"n_layers": "2"}, "n_layers must be a whole number of at least 1, got '2'"),
-        ({"rope_theta": -1}, "rope_theta must be a number above 0, got -1"),
+        ({"rope_theta": -1}, "rope_theta must be a number above 0 and below 1e30, got -1"),
         ({"weight_tying": "yes"}, "weight_tying must be true or false, got 'yes'"),
         ({"embedding_size": 60}, "embedding_size must be a whole number of at least 64, got 60"),
     ],

@@ -1,17 +1,15 @@
 """What holds for every policy, ours or installed, whatever its rule."""
 
 import json
-from collections.abc import Callable
-from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass, replace
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 
 import pytest
 import torch
 from policies.rows import assert_same, drive, make_rows, view_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import unmask
 from unmask import policies
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import UnmaskError
 from unmask.policies import with_progress
 from unmask.types import Decision, StepView
 
@@ -275,79 +273,3 @@ def test_equal_distributions_with_different_peaks_tie_to_the_lowest_position(nam
             view = StepView(logits=logits, masked=torch.ones(1, 2, dtype=torch.bool))
             decision, _ = policy.select(view, None)
             assert with_progress(decision, view.masked)[0, 0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Odd:
-    """Answers as it is told to."""
-
-    answer: Callable[[StepView], object]
-    needs: frozenset[str] = frozenset()
-
-    def select(self, view, state=None):
-        return self.answer(view)
-
-
-def decision_of(view, **parts):
-    """Unchecked, as outside of tests."""
-    decision = Decision(commit=view.masked, score=view.masked.float())
-    for name, value in parts.items():
-        object.__setattr__(decision, name, value)
-    return decision
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (lambda view: decision_of(view), r"Odd must answer \(Decision, state\), got Decision"),
-        (lambda view: None, r"Odd must answer \(Decision, state\), got NoneType"),
-        (lambda view: (view.masked, None), r"Odd must answer \(Decision, state\), got tuple"),
-        (lambda view: (decision_of(view, commit=view.masked.float()), None), "gave torch.float32 for commit"),
-        (
-            lambda view: (decision_of(view, commit=view.masked[:, :1]), None),
-            r"gave \(1, 1\) for commit, not a tensor of",
-        ),
-        (lambda view: (decision_of(view, score=None), None), "gave NoneType for score"),
-        (lambda view: (decision_of(view, wait=view.masked), None), r"for wait, not a tensor of shape \(1,\)"),
-        (lambda view: (decision_of(view, tokens=[1, 2]), None), "gave list for tokens"),
-    ],
-)
-def test_what_is_no_answer_is_said_by_name(answer, why):
-    toy = unmask.load("toy")
-    with pytest.raises(WorkFailed, match=why):
-        toy.generate("x", policy=Odd(answer=answer), max_tokens=8)
-
-
-def failing(error):
-    def answer(view):
-        raise error
-
-    return Odd(answer=answer)
-
-
-def test_an_error_of_a_policy_names_the_policy_and_keeps_its_cause():
-    cause = ZeroDivisionError("division by zero")
-    with pytest.raises(WorkFailed, match="the policy Odd failed: division by zero") as error:
-        unmask.load("toy").generate("x", policy=failing(cause), max_tokens=8)
-    assert error.value.__cause__ is cause
-
-
-@pytest.mark.parametrize("error", [UnmaskError("the threshold is out of range"), torch.OutOfMemoryError("no room")])
-def test_an_error_of_ours_and_one_of_memory_pass_through_a_decision_as_they_are(error):
-    view = StepView(logits=torch.zeros(1, 2, 3), masked=torch.ones(1, 2, dtype=torch.bool))
-    with pytest.raises(type(error)) as raised:
-        policies.decide(failing(error), view, None)
-    assert raised.value is error
-
-
-def test_what_a_policy_cannot_have_or_be_called_is_refused():
-    toy = unmask.load("toy")
-    with pytest.raises(UnmaskError, match="unknown need of a policy 'atention'; did you mean 'attention'"):
-        toy.generate("x", policy=Odd(answer=print, needs=frozenset({"atention"})), max_tokens=8)
-
-    @dataclass(frozen=True)
-    class Greedy(policies.Fixed):
-        max_tokens: int = 3
-
-    with pytest.raises(UnmaskError, match="Greedy has a parameter 'max_tokens', which is the name of a setting"):
-        toy.generate("x", policy=Greedy(), max_tokens=8)

@@ -25,8 +25,8 @@ from unmask.types import Decision
 # A row of results (b, PARTS k + FLAGS) has, for each of k columns, the token after the pass, whether it was committed
 # and whether it was opened again; then a number for each flag, in this order.
 PARTS = 3
-WAITING, DRIFTED, BROKEN, GOES_ON = range(4)
-FLAGS = 4
+WAITING, DRIFTED, BROKEN, FOREIGN, GOES_ON = range(5)
+FLAGS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,14 @@ class PassResult:
     waiting: bool  # the policy let the row idle on purpose
     drifted: bool  # the next pass must refresh the row's cache
     broken: bool  # an open position had no usable logits
+    foreign: bool  # the policy gave a token outside the vocabulary
     goes_on: bool  # the block stays open and needs no refresh, so `Cache.plan_next` has the plan of the next pass
     error: UnmaskError | None = None  # why the policy could not decide
 
     @classmethod
     def failed(cls, error: UnmaskError) -> PassResult:
         """A pass that did nothing, because the policy could not decide."""
-        nothing = dict.fromkeys(("waiting", "drifted", "broken", "goes_on"), False)
+        nothing = dict.fromkeys(("waiting", "drifted", "broken", "foreign", "goes_on"), False)
         return cls(committed={}, remasked=(), error=error, **nothing)
 
     @classmethod
@@ -57,6 +58,7 @@ class PassResult:
             waiting=flags[WAITING],
             drifted=flags[DRIFTED],
             broken=flags[BROKEN],
+            foreign=flags[FOREIGN],
             goes_on=flags[GOES_ON],
         )
 
@@ -82,6 +84,7 @@ class Outcome:
     commit: Bool[Tensor, "b k"]
     remask: Bool[Tensor, "b k"] | None
     tokens: Int[Tensor, "b k"]
+    foreign: Bool[Tensor, " b"] | None  # rows with a commit outside the vocabulary; None: the policy gave no tokens
 
 
 def outcome_of(inputs: CommitInputs) -> Outcome:
@@ -93,12 +96,17 @@ def outcome_of(inputs: CommitInputs) -> Outcome:
         alone = inputs.first_only[:, None]
         commit = torch.where(alone, _first_column(commit), commit)
         tokens = torch.where(alone, observed.logits.argmax(-1), tokens)
-    if inputs.mask_allowed:
+    foreign = None
+    if decision.tokens is not None:  # they are the policy's own, and an index outside would ruin a CUDA device
+        known = (tokens >= 0) & (tokens < observed.logits.shape[-1])
+        foreign, commit = (commit & ~known).any(-1), commit & known
+        tokens = tokens.where(known, observed.view.proposed)
+    if inputs.mask_allowed or decision.tokens is not None:
         commit = commit & (tokens != inputs.mask_id)
     remask = None if decision.remask is None else decision.remask & observed.state.decoded
     if remask is not None and inputs.pin_first is not None:
         remask = remask & ~(inputs.pin_first[:, None] & _first_column(remask))
-    return Outcome(commit=commit, remask=remask, tokens=tokens)
+    return Outcome(commit=commit, remask=remask, tokens=tokens, foreign=foreign)
 
 
 def _first_column(like: Bool[Tensor, "b k"]) -> Bool[Tensor, " k"]:
@@ -117,7 +125,8 @@ def apply(tokens: Int[Tensor, "b n"], inputs: CommitInputs) -> tuple[Int[Tensor,
     goes_on = (after == inputs.mask_id).any(-1)
     goes_on = goes_on if drifted is None else goes_on & ~drifted
     no = torch.zeros_like(goes_on)
-    flags = [no if flag is None else flag for flag in (inputs.decision.wait, drifted, inputs.observed.broken())]
+    told = (inputs.decision.wait, drifted, inputs.observed.broken(), outcome.foreign)
+    flags = [no if flag is None else flag for flag in told]
     remasked = no[:, None].expand_as(commit) if remask is None else remask
     marks = torch.cat([commit, remasked, *(flag[:, None] for flag in (*flags, goes_on))], dim=1)
     return tokens, torch.cat([after, marks], dim=1)

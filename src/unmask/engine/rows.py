@@ -21,6 +21,7 @@ from unmask.models.base import ModelSpec
 from unmask.policies import most_commits, name_of, remasks, state_of
 from unmask.types import Commit, StepEvent
 
+MOST_WAITING = 1000  # passes in which a policy may wait before it fills more positions than ever
 _WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths occur
 
 
@@ -32,7 +33,9 @@ class Row:
     request: Request
     generator: torch.Generator
     slot: int = 0  # of its call's storage
-    idle: int = 0  # consecutive passes that committed no more positions than they opened again
+    filled: int = 0  # most positions that were filled after a pass
+    idle: int = 0  # passes since then in which the policy did not wait
+    waited: int = 0  # passes since then in which it did
     leaving: bool = False  # the request was abandoned before the pass was sealed
     done: bool = False
 
@@ -48,7 +51,11 @@ class Row:
         """Write the result of a pass to the canvas; returns the event."""
         canvas = self.canvas
         step, block = canvas.passes, canvas.block
-        error = self._error(result)
+        error = None
+        try:
+            self._check(result)
+        except UnmaskError as caught:  # this row fails, the others go on
+            error = caught
         if error is None:
             completed = canvas.write(result.committed, result.remasked)
             canvas.stale = result.drifted
@@ -67,22 +74,30 @@ class Row:
             error=error,
         )
 
-    def _error(self, result: PassResult) -> UnmaskError | None:
-        """Why the row cannot be decoded to its end; None if it can go on."""
+    def _check(self, result: PassResult) -> None:
+        """Raise why the row cannot be decoded to its end, if it cannot."""
         canvas, policy, committed = self.canvas, self.plan.policy, len(result.committed)
         if result.error is not None:
-            return result.error
+            raise result.error
         if result.broken:
-            return WorkFailed(f"the model gave no usable logits (NaN or all -inf) in forward pass {canvas.passes}")
+            raise WorkFailed(f"the model gave no usable logits (NaN or all -inf) in forward pass {canvas.passes}")
+        if result.foreign:
+            outside = f"a token outside the vocabulary of {self.plan.spec.vocab_size}"
+            raise WorkFailed(f"the policy {name_of(policy)} gave {outside}")
         if committed > most_commits(policy, canvas.open_in_block(), canvas.block_step):
-            return WorkFailed(f"the policy {name_of(policy)} commits more than its most_commits allows")
-        moved = result.waiting or committed > len(result.remasked)
-        self.idle = 0 if moved else self.idle + 1
-        if self.idle > 2 * len(canvas.holes):
-            no_end = "the policy takes back what it commits"
-            only_masks = "only the mask token is proposed; see suppress_mask_token"
-            return WorkFailed(f"a row makes no progress: {no_end if remasks(policy) else only_masks}")
-        return None
+            raise WorkFailed(f"the policy {name_of(policy)} commits more than its most_commits allows")
+        filled = len(canvas.step_map) + committed - len(result.remasked)
+        if filled > self.filled:
+            self.filled, self.idle, self.waited = filled, 0, 0
+            return
+        self.idle, self.waited = self.idle + (not result.waiting), self.waited + result.waiting
+        if self.idle <= 2 * len(canvas.holes) and self.waited < MOST_WAITING:
+            return
+        why = "commits nothing, since only the mask token is proposed; see suppress_mask_token"
+        if result.waiting or committed or remasks(policy):
+            why = "waits" if result.waiting else "takes back what it commits"
+        passes = self.idle + self.waited
+        raise WorkFailed(f"a row has made no progress in {passes} passes: the policy {name_of(policy)} {why}")
 
 
 class Group:

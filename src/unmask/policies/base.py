@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from unmask.errors import UnknownName, UnmaskError, WorkFailed
+from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.registry import Registry
 from unmask.rules.selection import open_scores
 from unmask.types import Decision, StepView
@@ -81,9 +81,9 @@ def owner_of(parameter: str) -> str | None:
     return None
 
 
-def name_of(policy: Policy) -> str:
+def name_of(policy: object) -> str:
     """The name by which `get` finds the policy's class."""
-    return registry.name_of(policy)
+    return registry.name_of(policy)  # ty: ignore[invalid-argument-type]
 
 
 def describe(policy: Policy) -> dict[str, Any]:
@@ -118,7 +118,10 @@ def most_commits(policy: object, open_now: int, step: int) -> int:
     if not _speaks_of(policy, "most_commits", "select"):
         return open_now
     told: Any = policy.most_commits  # ty: ignore[missing-attribute]
-    return min(open_now, max(1, told(open_now, step)))
+    try:
+        return min(open_now, max(1, int(told(open_now, step))))
+    except Exception as error:
+        raise WorkFailed(f"the policy {name_of(policy)} failed in most_commits: {one_line(error)}") from error
 
 
 def _speaks_of(policy: object, name: str, *methods: str) -> bool:
@@ -147,21 +150,49 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
     except (UnmaskError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise WorkFailed(f"the policy {name} failed: {error}") from error
+        raise WorkFailed(f"the policy {name} failed: {one_line(error)}") from error
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Decision):
         raise WorkFailed(f"the policy {name} must answer (Decision, state), got {type(answer).__name__}")
-    shape = tuple(view.masked.shape)
-    wanted = {"commit": shape, "score": shape, "remask": shape, "wait": shape[:1], "tokens": shape}
-    for part, expected in wanted.items():
-        value = getattr(answer[0], part)
+    (b, k), device = view.masked.shape, view.masked.device
+    for part, (sides, dtypes) in _PARTS.items():
+        value, expected = getattr(answer[0], part), (b, k, k)[:sides]
         if value is None and part not in ("commit", "score"):
             continue
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise WorkFailed(f"the policy {name} gave {found} for {part}, not a tensor of shape {expected}")
-        if part in ("commit", "remask", "wait") and value.dtype != torch.bool:
-            raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not torch.bool")
+        if value.dtype not in dtypes:
+            raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not {dtypes[0]}")
+        if value.device != device:
+            raise WorkFailed(f"the policy {name} gave a tensor on {value.device} for {part}, not on {device}")
+    _check_state(answer[1], name, b, device)
     return answer
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, *_WHOLE)
+# Of each part of a decision: how many sides the tensor has, of (b, k, k), and its dtypes.
+_PARTS = {
+    "commit": (2, (torch.bool,)),
+    "remask": (2, (torch.bool,)),
+    "wait": (1, (torch.bool,)),
+    "tokens": (2, _WHOLE),
+    "score": (2, _REAL),
+    "intensity": (2, _REAL),
+    "overlap": (3, _REAL),
+}
+
+
+def _check_state(state: Any, name: str, rows: int, device: torch.device) -> None:
+    """Refuse a state that cannot be cut into rows."""
+    if state is None:
+        return
+    if not is_dataclass(state) or isinstance(state, type) or not all(item.init for item in fields(state)):
+        raise WorkFailed(f"the policy {name} gave {type(state).__name__} for its state, not a dataclass of tensors")
+    for part, value in _tensors(state).items():
+        if value.shape[:1] != (rows,) or value.device != device:
+            found = f"a tensor of shape {tuple(value.shape)} on {value.device}"
+            raise WorkFailed(f"the policy {name} keeps {found} as {part}, not one of {rows} rows on {device}")
 
 
 def state_of(state: Any, rows: slice | Tensor) -> Any:

@@ -12,8 +12,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from unmask.errors import CheckpointError
-from unmask.models.checkpoint.config import read_json
+from unmask.errors import CheckpointError, one_line
+from unmask.models.checkpoint.config import Config, shown
+
+_ADDED = "added_tokens_decoder"
 
 # Qwen2's word boundaries: contractions, a word with one leading sign, single digits, runs of signs, line ends, blanks.
 _WORDS = "|".join(
@@ -38,7 +40,7 @@ def byte_bpe(folder: Path, tokenizer_config: dict[str, Any], special_tokens: dic
         vocab |= {token.content: number for number, token in added.items()}
         tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
     except Exception as error:  # the library raises nothing more specific
-        raise CheckpointError(f"{folder}: vocab.json and merges.txt make no tokenizer: {error}") from error
+        raise CheckpointError(f"{folder}: vocab.json and merges.txt make no tokenizer: {one_line(error)}") from error
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -54,10 +56,11 @@ def _added_tokens(
 ) -> dict[int, AddedToken]:
     """Tokens outside the merges, by id: with their full description, or by name alone in older checkpoints."""
     added: dict[int, AddedToken] = {}
-    for content, number in read_json(folder / "added_tokens.json", optional=True).items():
+    simple = Config.read(folder / "added_tokens.json", optional=True)
+    for content in simple.values:
         special = content in special_tokens.values()
-        added[int(number)] = AddedToken(content, special=special, normalized=not special)
-    for number, about in tokenizer_config.get("added_tokens_decoder", {}).items():
+        added[simple.whole(content, low=0)] = AddedToken(content, special=special, normalized=not special)
+    for number, about in Config(tokenizer_config, str(folder / "tokenizer_config.json")).part(_ADDED).values.items():
         try:
             options = {
                 key: about[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in about
@@ -65,6 +68,6 @@ def _added_tokens(
             added[int(number)] = AddedToken(about["content"], **options)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{folder / 'tokenizer_config.json'}: added_tokens_decoder has a malformed entry {number!r}: {about!r}"
+                f"{folder / 'tokenizer_config.json'}: {_ADDED} has a malformed entry {shown(number)}: {shown(about)}"
             ) from error
     return dict(sorted(added.items()))

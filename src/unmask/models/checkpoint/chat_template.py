@@ -1,52 +1,61 @@
 """Conversations to text, by the template that a checkpoint carries.
 
-A template is a program that cannot be trusted. It runs in jinja2's immutable sandbox and sees the messages and the
-names of the special tokens. A mistake in it becomes an error of one line. Knows nothing of token ids.
+A template is a program that cannot be trusted. It runs in a second process (template_worker.py), so that neither an
+endless loop nor a gigabyte of text hurts this one. A mistake in it becomes an error of one line. Knows nothing of
+token ids.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
-from datetime import datetime
-from functools import lru_cache
-from typing import Any, NoReturn
+from pathlib import Path
+from threading import Lock
+from typing import Any
 
-import jinja2
-from jinja2.ext import Extension
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from unmask.errors import CheckpointError, UnmaskError, WorkFailed
 
-from unmask.errors import CheckpointError, UnmaskError
+SECONDS = 10.0  # for one conversation, and for the conversations before it
+CHARACTERS = 4_000_000  # of a rendered conversation
 
-
-class _TransparentGeneration(Extension):
-    """`{% generation %}` marks text to train on. Here the text inside is kept and the mark ignored."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+_WORKER = Path(__file__).with_name("template_worker.py")
+_TURN = Lock()
+_running: dict[int, subprocess.Popen[bytes]] = {}  # by the process that started it: a fork must not share its pipes
 
 
 def render(
-    template: str, messages: list[dict[str, Any]], special_tokens: Mapping[str, str], add_generation_prompt: bool
+    template: str,
+    messages: list[dict[str, Any]],
+    special_tokens: Mapping[str, str],
+    add_generation_prompt: bool,
+    *,
+    seconds: float = SECONDS,
 ) -> str:
     """The conversation as one text."""
     _check(messages)
-    compiled = _compile(template)
+    values = {"messages": [*map(dict, messages)], "add_generation_prompt": add_generation_prompt, **special_tokens}
+    order = {"template": template, "values": values, "seconds": seconds, "characters": CHARACTERS}
     try:
-        return compiled.render(
-            messages=messages,
-            tools=None,  # templates test these against none, and an undefined name is not none
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **special_tokens,
-        )
-    except Exception as error:  # a template can fail in any way that its expressions can
-        raise UnmaskError(f"the chat template refused the messages: {_one_line(error)}") from error
+        line = json.dumps(order).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnmaskError(f"messages must be plain data, as JSON has it: {error}") from error
+    if not _TURN.acquire(timeout=seconds):
+        raise WorkFailed(f"the chat template was busy with other messages for more than {seconds:g} s")
+    try:
+        answer = _answer(line)
+    finally:
+        _TURN.release()
+    if answer is None:
+        raise UnmaskError(f"the chat template took more than {seconds:g} s, or brought its process down")
+    if "invalid" in answer:
+        raise CheckpointError(f"the chat template is not valid: {answer['invalid']}")
+    if "refused" in answer:
+        raise UnmaskError(f"the chat template refused the messages: {answer['refused']}")
+    return answer["text"]
 
 
 def _check(messages: list[dict[str, Any]]) -> None:
@@ -60,33 +69,31 @@ def _check(messages: list[dict[str, Any]]) -> None:
                 raise UnmaskError(f"message {number} must have a {key} that is a string, got {message.get(key)!r}")
 
 
-@lru_cache(maxsize=8)
-def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_TransparentGeneration, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _tojson
+def _answer(order: bytes) -> dict[str, str] | None:
+    """What the worker answers; None if the template has ended it."""
+    line = b""
     try:
-        return environment.from_string(template, globals=_FUNCTIONS)
-    except jinja2.TemplateError as error:
-        raise CheckpointError(f"the chat template is not valid: {_one_line(error)}") from error
+        worker = _running.get(os.getpid())
+        if worker is None or worker.poll() is not None:
+            command, pipe = [sys.executable, "-P", str(_WORKER)], subprocess.PIPE
+            worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            _running[os.getpid()] = worker
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(order)
+        worker.stdin.flush()
+        line = worker.stdout.readline()
+    except OSError:
+        pass  # as if it had answered nothing
+    finally:
+        if not line:  # it has ended, or its answer would be taken for that to the next order
+            _end()
+    return json.loads(line) if line else None
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # jinja2's own filter escapes for HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-_FUNCTIONS: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+@atexit.register
+def _end() -> None:
+    worker = _running.pop(os.getpid(), None)
+    if worker is not None:
+        worker.kill()
+        worker.communicate()  # closes the pipes

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 
 from unmask.errors import CheckpointError
 
-_DATA_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+DATA_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _SUBFOLDERS = "*/*"  # other formats of the same weights lie there
 
 
@@ -32,7 +32,7 @@ def download(name: str, *, revision: str | None, token: str | None, cache_dir: s
             revision=revision,
             token=token,
             cache_dir=cache_dir,
-            allow_patterns=_DATA_FILES,
+            allow_patterns=DATA_FILES,
             ignore_patterns=_SUBFOLDERS,
         )
     except Exception as error:  # network libraries differ between versions of the hub client

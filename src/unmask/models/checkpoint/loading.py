@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.errors import CheckpointError, UnknownName, UnmaskError
+from unmask.errors import CheckpointError, UnknownName, UnmaskError, one_line
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
-from unmask.models.checkpoint.config import Config
-from unmask.models.checkpoint.hub import download
+from unmask.models.checkpoint.config import MOST_TEXT, Config
+from unmask.models.checkpoint.hub import DATA_FILES, download
 from unmask.models.checkpoint.memory import check_memory, memory_errors
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.checkpoint.weights import Weights
@@ -28,6 +28,7 @@ from unmask.models.quantized import blocks_of, bytes_to_load, check_format, quan
 
 TINY = Path(__file__).parents[1] / "tiny"
 BUILT_IN = ("tiny", "toy")
+MOST_LAYERS = 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -84,12 +85,27 @@ def checkpoint_folder(
     if path.is_dir():
         if revision is not None:
             raise UnmaskError(f"revision={revision!r} applies to names on the hub, but {name!r} is a folder here")
-        return path
+        return _checked(path)
     if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2:
         raise CheckpointError(f"{name}: there is no such folder")
     if near := get_close_matches(name, BUILT_IN, n=1, cutoff=0.7):
         raise UnknownName("model", name, [*near, "a folder", "a name on the hub"])
-    return download(name, revision=revision, token=token, cache_dir=cache_dir)
+    return _checked(download(name, revision=revision, token=token, cache_dir=cache_dir))
+
+
+def _checked(folder: Path) -> Path:
+    """The folder, if reading its files ends: no pipe and no device, and no text without bounds."""
+    try:
+        for path in folder.iterdir():
+            if not any(path.match(pattern) for pattern in DATA_FILES) or not path.exists():
+                continue
+            if not path.is_file():
+                raise CheckpointError(f"{path}: is not a regular file")
+            if path.suffix != ".safetensors" and path.stat().st_size > MOST_TEXT:
+                raise CheckpointError(f"{path}: is larger than {MOST_TEXT // 2**20} MiB; only weights are")
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    return folder
 
 
 def _load_folder(
@@ -101,16 +117,21 @@ def _load_folder(
     family = family_of(config)
     if "quantization_config" in config.values:
         raise config.error("quantised checkpoints are not supported (quantization_config)")
-    codec = TextCodec.from_folder(folder)
+    weights, codec = Weights(folder), TextCodec.from_folder(folder)
     spec = _with_generation_defaults(family.spec(config, codec, name), folder)
     if codec.highest_id >= spec.vocab_size:
         raise config.error(
             f"the tokenizer has ids up to {codec.highest_id}, but the vocabulary ends at {spec.vocab_size}"
         )
-    weights = Weights(folder)
+    if spec.n_layers > min(len(weights.stored), MOST_LAYERS):
+        stored = f"the weights are {len(weights.stored)} tensors, and {MOST_LAYERS} layers are the most"
+        raise config.error(f"it asks for {spec.n_layers} layers, but {stored}")
     dtype = dtype or (_stored_dtype(config, weights) if device.type == "cuda" else torch.float32)
-    with torch.device("meta"):
-        model = family.build(config, spec).to(dtype)
+    try:
+        with torch.device("meta"):
+            model = family.build(config, spec).to(dtype)
+    except (RuntimeError, OverflowError) as error:  # a tensor with more numbers than can be counted
+        raise config.error(f"its sizes make no model: {one_line(error)}") from error
     weights.check(family.slots(model))
     loaded = materialize(model, name, device, quantize, tensors=lambda: family.slots(model), fill=weights.fill)
     return LoadedModel(model=loaded, codec=codec)
@@ -164,7 +185,7 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 def _stored_dtype(config: Config, weights: Weights) -> torch.dtype:
     """What the config calls the checkpoint's dtype, else that of the weights."""
     name = config.get("dtype", config.get("torch_dtype"))
-    return DTYPES.get(str(name).removeprefix("torch."), weights.dtype())
+    return DTYPES.get(name.removeprefix("torch.") if isinstance(name, str) else "", weights.dtype())
 
 
 def _with_generation_defaults(spec: ModelSpec, folder: Path) -> ModelSpec:

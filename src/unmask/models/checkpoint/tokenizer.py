@@ -6,21 +6,28 @@ plain prompt if the family wants one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from base64 import b64decode
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from unmask.errors import CheckpointError, UnmaskError
+from unmask.errors import CheckpointError, UnmaskError, one_line
 from unmask.models.checkpoint import chat_template as templates
 from unmask.models.checkpoint.byte_bpe import byte_bpe
-from unmask.models.checkpoint.config import read_json
+from unmask.models.checkpoint.config import read_json, read_text
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # Characters from which on a text is encoded as a batch, which lets other threads of Python go on meanwhile.
 _LONG = 10_000
+
+# That a text may have between two steps of a tokenizer, which is data of a stranger and may multiply it.
+MOST_CHARACTERS = 64 * 2**20
 
 
 class TextCodec:
@@ -33,6 +40,10 @@ class TextCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.highest_id = max(vocabulary.values(), default=-1)  # in use, added tokens included
+        self._longest = max(map(len, vocabulary), default=0)  # characters of a token
+        self._growth = _growth_of(tokenizer)
         self.special_tokens = dict(special_tokens or {})  # role, such as eos_token, to the token's text
         self.chat_template = chat_template
 
@@ -40,39 +51,39 @@ class TextCodec:
     def from_folder(cls, folder: Path) -> TextCodec:
         """The codec that a checkpoint's files describe."""
         config = read_json(folder / "tokenizer_config.json", optional=True)
-        special_tokens = _special_tokens(folder, config)
-        if (folder / "tokenizer.json").exists():
-            tokenizer = _read_tokenizer(folder / "tokenizer.json")
-        elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
-            tokenizer = byte_bpe(folder, config, special_tokens)
-        else:
-            raise CheckpointError(f"{folder}: there is no tokenizer.json, nor vocab.json with merges.txt")
-        return cls(tokenizer, special_tokens=special_tokens, chat_template=_chat_template(folder, config))
-
-    @property
-    def highest_id(self) -> int:
-        """The highest id in use, added tokens included."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        special_tokens, template = _special_tokens(folder, config), _chat_template(folder, config)
+        with _one_line_errors(folder):
+            if (folder / "tokenizer.json").exists():
+                tokenizer = _read_tokenizer(folder / "tokenizer.json")
+            elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
+                tokenizer = byte_bpe(folder, config, special_tokens)
+            else:
+                raise CheckpointError(f"{folder}: there is no tokenizer.json, nor vocab.json with merges.txt")
+            return cls(tokenizer, special_tokens=special_tokens, chat_template=template)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text, in which special tokens are recognised; `special` adds what the tokenizer puts around it."""
         try:
-            if len(text) > _LONG:
-                return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
-            return self._tokenizer.encode(text, add_special_tokens=special).ids
+            self._check_growth(len(text))
+            with _one_line_errors("the tokenizer"):
+                if len(text) > _LONG:
+                    return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+                return self._tokenizer.encode(text, add_special_tokens=special).ids
         except (TypeError, UnicodeError) as error:
             problem = "must be a string" if not isinstance(text, str) else "holds half a surrogate pair"
             raise UnmaskError(f"the text {problem}: {text!r:.80}") from error
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids, special tokens left out unless they are wanted, and nothing tidied up."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+        self._check_growth(len(ids) * self._longest)
+        with _one_line_errors("the tokenizer"):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
 
     def token_text(self, token_id: int) -> str:
         """How one token is shown, special ones included; an id beyond the vocabulary is shown as a number."""
         if self._tokenizer.id_to_token(token_id) is None:
             return f"<{token_id}>"
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.decode([token_id], special=True)
 
     def token_id(self, text: str) -> int | None:
         """The id of exactly this token."""
@@ -90,19 +101,60 @@ class TextCodec:
         text = templates.render(self.chat_template, messages, self.special_tokens, add_generation_prompt)
         return self.encode(text, special=False)
 
+    def _check_growth(self, length: int) -> None:
+        if length * self._growth > MOST_CHARACTERS:
+            grown = f"{length} characters may become more than {MOST_CHARACTERS}"
+            raise UnmaskError(f"the text is too long for the checkpoint's tokenizer, by which {grown}")
+
+
+@contextmanager
+def _one_line_errors(what: Path | str) -> Generator[None]:
+    """Make an error of one line of a panic in the library, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{what}: its files make no working tokenizer: {one_line(error)}") from error
+
+
+def _growth_of(tokenizer: Tokenizer) -> float:
+    """How many times longer than before a text, or a list of tokens, can be after all steps of a tokenizer."""
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor, tokenizer.decoder)
+    return _growth([json.loads(part.__getstate__()) for part in parts if part is not None])
+
+
+def _growth(step: Any) -> float:
+    match step:
+        case list():
+            return prod(map(_growth, step), start=1.0)
+        case {"type": "Replace", "content": str(content)}:  # may match between any two characters
+            return 1.0 + len(content)
+        case {"type": "Precompiled", "precompiled_charsmap": str(packed)}:
+            table = b64decode(packed)
+            texts = table[4 + int.from_bytes(table[:4], "little") :]  # behind a tree, whose size comes first
+            return max(1.0, *map(len, texts.split(b"\0")))
+        case {"type": "ByteLevel"}:
+            return 2.0
+        case {"type": "TemplateProcessing", "single": list(parts), "special_tokens": dict(special)}:
+            return max(1.0, float(len(parts))) * max([1, *(len(token["ids"]) for token in special.values())])
+        case dict():
+            return _growth([*step.values()])
+    return 1.0
+
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
-        raise CheckpointError(f"{path}: is not a tokenizer: {error}") from error
+        raise CheckpointError(f"{path}: is not a tokenizer: {one_line(error)}") from error
 
 
 def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     """Role to text; a token is written as its text or as an object with its content."""
     named = read_json(folder / "special_tokens_map.json", optional=True) | tokenizer_config
     texts = {
-        role: named[role]["content"] if isinstance(named[role], dict) else named[role]
+        role: named[role].get("content") if isinstance(named[role], dict) else named[role]
         for role in _ROLES
         if role in named
     }
@@ -112,11 +164,11 @@ def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str,
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     if template is not None and not isinstance(template, str):
         raise CheckpointError(
             f"{folder / 'tokenizer_config.json'}: chat_template must be a text or a list of named texts"

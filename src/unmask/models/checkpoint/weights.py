@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from os.path import isfile  # unlike Path's, false for a name that no file can have
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from unmask.errors import CheckpointError
+from unmask.errors import CheckpointError, OutOfMemory, one_line
 from unmask.models.checkpoint.config import read_json
 
 _INDEX = "model.safetensors.index.json"
@@ -97,7 +98,7 @@ def _shards(folder: Path) -> list[Path]:
     names = sorted(set(index.values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise CheckpointError(f"{folder / _INDEX}: {outside[0]!r} is not the name of a file in this folder")
-    if missing := [name for name in names if not (folder / name).exists()]:
+    if missing := [name for name in names if not isfile(folder / name)]:
         raise CheckpointError(f"{folder}: {_listed(missing, 'file')} missing: the download is incomplete")
     return [folder / name for name in names]
 
@@ -122,11 +123,13 @@ def _opened(path: Path) -> Generator[Any]:
         with safe_open(str(path), framework="pt") as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        problem = " ".join(str(error).split())
-        raise CheckpointError(f"{path}: is damaged or not a safetensors file: {problem}") from error
+        raise CheckpointError(f"{path}: is damaged or not a safetensors file: {one_line(error)}") from error
+    except MemoryError as error:
+        size = f"{path.stat().st_size / 2**30:.2f} GiB"
+        raise OutOfMemory(f"{path}: {size} cannot be mapped into memory; use a checkpoint in smaller files") from error
 
 
 def _listed(names: Iterable[str], kind: str = "tensor") -> str:
     """The first of the names and how many more, with the verb."""
     first, *more = sorted(names)
-    return f"{kind}s {first} and {len(more)} more are" if more else f"{kind} {first} is"
+    return f"{kind}s {first:.200} and {len(more)} more are" if more else f"{kind} {first:.200} is"

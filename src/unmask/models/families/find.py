@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 
 from unmask.errors import CheckpointError
 from unmask.models import families as folder
-from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.config import Config, shown
 from unmask.models.families.base import Family, families
 
 # What model_type begins with, without punctuation, and how the refusal goes on.
@@ -32,12 +32,12 @@ def family_of(config: Config) -> Family:
     """The family that reads this config; a refusal in one line if there is none."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        raise config.error(f"model_type must name a model family, got {kind!r}")
+        raise config.error(f"model_type must name a model family, got {shown(kind)}")
     name = kind.lower()
     if name == "llada" and "num_experts" in config.values:  # LLaDA-MoE has the model_type of the dense LLaDA
         name = "llada_moe"
     if (reason := _reason_to_refuse(name, config)) is not None:
-        raise config.error(f"model_type {kind!r} is {reason}")
+        raise config.error(f"model_type {shown(kind)} is {reason}")
     family = families.find(name)()
     if not isinstance(family, Family):
         raise CheckpointError(f"the plug-in for model family {name!r} lacks spec, build or slots")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.config import Config, shown
 from unmask.models.families.base import TransformerFamily
 from unmask.models.layers import TransformerShape
 
@@ -33,9 +33,10 @@ class QwenFamily(TransformerFamily):
 
     def sizes(self, config: Config) -> TransformerShape:
         width, n_heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-        for kind in config.get("layer_types", []):
+        kinds = config.get("layer_types", [])
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
             if kind != "full_attention":
-                raise config.error(f"layer_types holds {kind!r}, but only 'full_attention' is supported")
+                raise config.error(f"layer_types holds {shown(kind)}, but only 'full_attention' is supported")
         rotary = config.part("rope_parameters")  # where newer files keep the rotary base, and how it is scaled
         rotary.only("rope_type", "default")
         return TransformerShape(
