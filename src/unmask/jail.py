@@ -196,7 +196,7 @@ def _counts_threads(allowed: bytes, memory_mib: int) -> bool:
     _lock(allowed)
     _thread.stack_size(2**16)
     try:
-        for _ in range(2 * TASKS):
+        for _ in range(TASKS):
             _thread.start_new_thread(time.sleep, (99,))
     except RuntimeError:
         return True
