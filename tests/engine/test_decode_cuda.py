@@ -13,6 +13,7 @@ from unmask import policies
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool
 from unmask.engine.canvas import Canvas
+from unmask.engine.commit import FLAGS, PARTS
 from unmask.engine.runner import runner_for
 from unmask.models.random_weights import random_model
 from unmask.settings import Settings
@@ -274,7 +275,7 @@ def test_a_pass_reads_from_the_device_once():
         patch.setattr(torch.Tensor, "__bool__", lambda self: pytest.fail("a host read"))
         found = events(there, canvases, "fixed", settings, pool)
     assert len(reads) == len(found)
-    assert max(count for (count,) in reads) <= 3 * 16 + 4
+    assert max(count for (count,) in reads) <= PARTS * 16 + FLAGS
 
 
 @pytest.mark.parametrize("cache", ["none", "dual"])
