@@ -71,7 +71,8 @@ def test_multiple_choice_tasks_go_through_the_likelihood(tmp_path: Path, capfd):
 
     watched: list[Watched] = []
     llm = with_model(lambda model: watched.append(Watched(model)) or watched[0])
-    (folder.folder / "scores.jsonl").unlink()
+    for name in ("scores.jsonl", "done.json"):  # as if the run had been killed before the scores were written
+        (folder.folder / name).unlink()
     again = open_cell(tmp_path, task, items=3)
     run(again, None, llm=llm)
     assert watched[0].computed == []

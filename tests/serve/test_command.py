@@ -113,7 +113,7 @@ WRONG = {
         "max_tokens=4096 leaves no room for a prompt in the 4096 positions of toy",
     ),
     "flag": (["--prot", "0"], "--port"),
-    "backend": (["--backend", "sky"], "serve knows --backend local and ray, got 'sky'"),
+    "backend": (["--backend", "sky"], "unknown backend of `unmask serve` 'sky'; known: local, ray"),
     "replicas without a cluster": (["--replicas", "2"], "--replicas is for --backend ray"),
     "a free port elsewhere": (
         ["--backend", "ray", "--address", "h:1", "--port", "0"],
