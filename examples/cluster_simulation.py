@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--passes", type=float, default=64, help="mean forward passes of a request")
     parser.add_argument("--first-ms", type=float, default=3.7, help="a pass without rows")
     parser.add_argument("--row-ms", type=float, default=1.88, help="each row of a pass")
-    parser.add_argument("--router-ms", type=float, default=5.0, help="of a request on the way")
+    parser.add_argument("--router-ms", type=float, default=7.0, help="of a request on the way to a replica and back")
     parser.add_argument("--requests", type=int, default=400, help="arrivals for each replica")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
