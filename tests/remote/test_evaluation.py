@@ -144,14 +144,18 @@ def test_a_killed_driver_is_taken_up_by_either_backend_and_leaves_no_process(
     assert set(replicas_alive()) <= before
 
 
-def test_a_lost_cluster_ends_the_command_with_one_line(cluster: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["its head node", "Ray's daemon on this machine"])
+def test_a_lost_cluster_ends_the_command_with_one_line(cluster: Any, tmp_path: Path, lost: str) -> None:
     recipe, out = tmp_path / "long.yaml", tmp_path / "run"
     recipe.write_text(json.dumps(VALUES | {"model": "tiny", "limit": 500, "settings": {"max_tokens": 48}}))
     process = driver(out, recipe, "--address", cluster.address)
     wait_for_items(out, process)
-    cluster.remove_node(cluster.head_node, allow_graceful=False)
+    if lost == "its head node":
+        cluster.remove_node(cluster.head_node, allow_graceful=False)
+    else:
+        cluster.head_node.kill_raylet(check_alive=False)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     lines = [line for line in said.splitlines() if line.startswith("unmask:")]
-    assert "is lost" in lines[-1] or "replicas in a row" in lines[-1]
+    assert f"is lost: {lost} does not answer" in lines[-1]
     assert sum(map(len, items_of(out))) > 0

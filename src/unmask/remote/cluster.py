@@ -17,7 +17,7 @@ from unmask.errors import UnmaskError, WorkFailed
 from unmask.remote.config import ClusterConfig
 
 CONNECT_S = 5.0  # for a TCP connection to the head node
-CHECK_S = 2.0  # between two looks at the head node
+CHECK_S = 2.0  # between two looks at the cluster
 MOST_MISSES = 5  # looks in a row without an answer, before the cluster counts as lost
 # Read by Ray when it is imported. One attempt to connect takes 40 s, and Ray would make twenty.
 ENVIRONMENT = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -49,7 +49,12 @@ class Cluster:
         self.own = not self.ray.is_initialized()  # a notebook may have connected before
         if self.own:
             _connect(self.ray, config.address)
-        self.head: str = self.ray.get_runtime_context().gcs_address
+        context = self.ray.get_runtime_context()
+        self.head: str = context.gcs_address
+        here = next(node for node in self.ray.nodes() if node["NodeID"] == context.get_node_id())
+        # Ray ends this process without a word if its head node or its own daemon, the raylet, is gone for long.
+        raylet = f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}"
+        self.needed = {"its head node": self.head, "Ray's daemon on this machine": raylet}
         self.misses, self.checked = 0, time.monotonic()
         there = self.ray.cluster_resources()
         gpus, cpus = there.get("GPU", 0.0), config.cpus_per_replica
@@ -68,16 +73,14 @@ class Cluster:
         return self.misses >= MOST_MISSES
 
     def check(self) -> None:
-        """Raise if the head node has not answered for a while; may be called often.
-
-        Replicas on other nodes go on for a minute without it, and then Ray ends this process.
-        """
+        """Raise if the head node, or Ray's daemon here, has not answered for a while; may be called often."""
         if time.monotonic() - self.checked < CHECK_S:
             return
-        self.misses = 0 if _answers(self.head) else self.misses + 1
+        silent = [name for name, address in self.needed.items() if not _answers(address)]
+        self.misses = self.misses + 1 if silent else 0
         self.checked = time.monotonic()
         if self.lost:
-            raise WorkFailed(f"the Ray cluster at {self.head} is lost: its head node does not answer")
+            raise WorkFailed(f"the Ray cluster at {self.head} is lost: {silent[0]} does not answer")
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
