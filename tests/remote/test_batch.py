@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,19 @@ def test_a_pool_of_a_notebook_gives_outputs_in_order_and_leaves_nothing_behind()
         talks = list(pool.chat([[{"role": "user", "content": "the mask"}]], max_tokens=12))
         with pytest.raises(unmask.UnmaskError, match="max_tokens must be"):
             list(pool.generate(prompts, max_tokens=-1))
+        for wrong in ({"prompts": "one prompt"}, {"prompts": prompts, "batch_size": 0}):
+            with pytest.raises(unmask.UnmaskError, match=r"a list of them|at least 1"):
+                list(pool.generate(**wrong))
+        first, second = pool.generate(prompts, batch_size=3, max_tokens=12), pool.generate(prompts, max_tokens=12)
+        next(first)
+        with pytest.raises(unmask.UnmaskError, match="one thing at a time"):
+            next(second)
+        first.close()
+        with pytest.raises(unmask.UnmaskError, match="cannot be sent"):
+            list(pool.generate(prompts, on_step=threading.Lock()))
         assert len(list(pool.generate(prompts[:1], max_tokens=12))) == 1
+    with pytest.raises(unmask.UnmaskError, match="the pool is closed"):
+        list(pool.generate(prompts))
     assert [output.canvas_ids for output in outputs] == [
         output.canvas_ids for output in llm.generate(prompts, max_tokens=12)
     ]

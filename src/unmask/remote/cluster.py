@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
@@ -55,11 +56,15 @@ class Cluster:
         # Ray ends this process without a word if its head node or its own daemon, the raylet, is gone for long.
         raylet = f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}"
         self.needed = {"its head node": self.head, "Ray's daemon on this machine": raylet}
+        if not self.own and config.address not in (None, "auto", self.head):
+            raise UnmaskError(f"this process is connected to the Ray cluster at {self.head}, got {config.address!r}")
         self.misses, self.checked = 0, time.monotonic()
         there = self.ray.cluster_resources()
         gpus, cpus = there.get("GPU", 0.0), config.cpus_per_replica
         self.gpus = min(1.0, gpus) if config.gpus_per_replica is None else config.gpus_per_replica
-        room = int(gpus / self.gpus) if self.gpus else int(there.get("CPU", 0.0) / cpus)
+        room = int(there.get("CPU", 0.0) / cpus)
+        if self.gpus:  # a share is of one device
+            room = min(room, int(gpus / self.gpus) if self.gpus >= 1 else int(gpus) * int(1 / self.gpus))
         self.replicas = config.replicas or max(1, room)
         self.share = {"num_cpus": cpus, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD"}
 
@@ -85,15 +90,20 @@ class Cluster:
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
         if self.lost:  # Ray would wait for the cluster when this process ends, and then crash
-            atexit.register(os._exit, 1)
+            atexit.register(_end)
         elif self.own:
             self.ray.shutdown()
+
+
+def _end() -> None:
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def _connect(ray: Any, address: str | None) -> None:
     # Without `local`, Ray would join a cluster of another program on this machine.
     own: dict[str, Any] = {"address": "local", "include_dashboard": False}
-    where = own if address is None else {"address": _checked(address)}
+    where = own if address is None else {"address": _valid(address)}
     try:
         ray.init(**where, logging_level="ERROR", log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -102,7 +112,7 @@ def _connect(ray: Any, address: str | None) -> None:
         raise WorkFailed(f"{failed}: {reason}") from error
 
 
-def _checked(address: str) -> str:
+def _valid(address: str) -> str:
     """The address, if something listens there."""
     if address == "auto":
         return address

@@ -22,6 +22,6 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check_whole(self, "replicas", least=1, optional=True)
-        check_number(self, "cpus_per_replica", within="(0, inf)")
+        check_number(self, "cpus_per_replica", within="[0.01, inf)")
         if self.gpus_per_replica is not None:
             check_number(self, "gpus_per_replica", within="[0, inf)")

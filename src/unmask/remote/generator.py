@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from unmask.engine.load import load
+from unmask.errors import UnmaskError
 from unmask.policies import Policy
 from unmask.remote.replicas import Pool
 from unmask.settings import Settings
@@ -48,6 +49,12 @@ class RemoteGenerator:
         return self._in_order("chat", conversations, given)
 
     def _in_order(self, method: str, prompts: Iterable[Any], options: Mapping[str, Any]) -> Iterator[Output]:
+        if options["batch_size"] < 1:
+            raise UnmaskError(f"batch_size must be a whole number of at least 1, got {options['batch_size']}")
+        if isinstance(prompts, str) or (
+            isinstance(prompts, list) and isinstance(next(iter(prompts), None), dict | int)
+        ):
+            raise UnmaskError("a pool decodes many prompts or conversations: give a list of them")
         count = len(prompts) if isinstance(prompts, Sized) else 0
         parts = enumerate(_parts(prompts, self.replicas.part_size(count, options["batch_size"])))
         early: dict[int, list[Output]] = {}

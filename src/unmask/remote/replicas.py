@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.errors import OutOfMemory, UnmaskError, WorkFailed
+from unmask.errors import OutOfMemory, UnmaskError, WorkFailed, one_line
 from unmask.remote.cluster import Cluster
 from unmask.remote.config import ClusterConfig
 
@@ -32,7 +32,9 @@ class Failure:
     def of(cls, error: Exception) -> Failure:
         if isinstance(error, MemoryError):
             return cls(OutOfMemory("a replica has no memory left"))
-        return cls(error if isinstance(error, UnmaskError) else WorkFailed(f"{type(error).__name__}: {error}"))
+        return cls(
+            error if isinstance(error, UnmaskError) else WorkFailed(f"{type(error).__name__}: {one_line(error)}")
+        )
 
 
 class Replica:
@@ -75,15 +77,16 @@ class Pool:
         self._placing: dict[Any, Any] = {}  # what Ray will answer -> the actor that it is asked of
         self._loading: dict[Any, tuple[Any, str]] = {}
         self._idle: list[Any] = []
-        self._checked: dict[Any, Any] = {}  # idle before another one was lost, perhaps with the same node
+        self._probed: dict[Any, Any] = {}  # idle before another one was lost, perhaps with the same node
         self._busy: dict[Any, tuple[Any, _Task | None]] = {}  # None: an answer that is no longer wanted
         self._unplaced = self._failed_starts = 0
+        self._mapping = False
         for _ in range(self.cluster.replicas):
             self._start()
 
     @property
     def status(self) -> str:
-        return f"{len(self._idle) + len(self._checked) + len(self._busy)} of {self.cluster.replicas} replicas"
+        return f"{len(self._idle) + len(self._probed) + len(self._busy)} of {self.cluster.replicas} replicas"
 
     def part_size(self, count: int, rows: int) -> int:
         """How many of `count` items to hand out at a time, where a replica decodes `rows` of them together.
@@ -98,26 +101,29 @@ class Pool:
 
     def map(self, method: str, tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """What the method gives for the arguments of each task, in the order in which replicas finish."""
-        fresh, again = iter(tasks), deque[_Task]()
-        following = self._following(fresh, again)
+        if self._mapping:
+            raise UnmaskError("a pool does one thing at a time: take all results of the other call first, or close it")
+        self._mapping = True
         try:
+            fresh, again = iter(tasks), deque[_Task]()
+            following = self._following(fresh, again)
             while following is not None or self._mine():
                 while following is not None and self._idle:
-                    actor = self._idle.pop()
-                    self._busy[actor.call.remote(method, *following.arguments)] = actor, following
+                    self._hand_out(method, following)
                     following = self._following(fresh, again)
                 yield from self._finished(again)
                 following = following or self._following(fresh, again)
         finally:
+            self._mapping = False
             self._busy = {answer: (actor, None) for answer, (actor, _) in self._busy.items()}
 
     def close(self) -> None:
         """End the replicas and leave the cluster."""
         at_work = (actor for actor, _ in [*self._loading.values(), *self._busy.values()])
-        others = [*self._placing.values(), *self._checked.values(), *self._idle]
+        others = [*self._placing.values(), *self._probed.values(), *self._idle]
         for actor in () if self.cluster.lost else [*others, *at_work]:
             self._ray.kill(actor)
-        for found in (self._placing, self._loading, self._checked, self._idle, self._busy):
+        for found in (self._placing, self._loading, self._probed, self._idle, self._busy):
             found.clear()
         self.cluster.close()
 
@@ -136,9 +142,18 @@ class Pool:
         actor = self._actor.remote()
         self._placing[actor.place.remote()] = actor
 
+    def _hand_out(self, method: str, task: _Task) -> None:
+        try:
+            answer = self._idle[-1].call.remote(method, *task.arguments)
+        except TypeError as error:
+            raise UnmaskError(f"an argument cannot be sent to a replica: {one_line(error)}") from error
+        self._busy[answer] = self._idle.pop(), task
+
     def _finished(self, again: deque[_Task]) -> Iterator[Any]:
         """Wait for news of replicas, and yield the results among it; lost tasks go to `again`."""
-        waiting = [*self._placing, *self._loading, *self._checked, *self._busy]
+        waiting = [*self._placing, *self._loading, *self._probed, *self._busy]
+        if not waiting:
+            raise WorkFailed("the pool is closed, or has no replica left")
         news, _ = self._ray.wait(waiting, num_returns=1, timeout=TICK_S)
         self.cluster.check()
         if not news:
@@ -146,8 +161,8 @@ class Pool:
         for answer in self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if news else ():
             if answer in self._busy:
                 yield from self._result(answer, again)
-            elif answer in self._checked:
-                actor = self._checked.pop(answer)
+            elif answer in self._probed:
+                actor = self._probed.pop(answer)
                 _, lost = self._read(answer)
                 self._start() if lost else self._idle.append(actor)
             else:
@@ -163,7 +178,7 @@ class Pool:
                 yield found
             return
         self._start()
-        self._checked |= {actor.place.remote(): actor for actor in self._idle}
+        self._probed |= {actor.place.remote(): actor for actor in self._idle}
         self._idle.clear()
         if task is not None:
             task.losses += 1
@@ -204,7 +219,7 @@ class Pool:
 
     def _check_placed(self) -> None:
         """Raise if no replica has found room for a while."""
-        at_work = self._idle or self._checked or self._loading or self._busy
+        at_work = self._idle or self._probed or self._loading or self._busy
         self._unplaced = 0 if at_work else self._unplaced + 1
         if self._unplaced >= PLACED_TICKS:
             share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
