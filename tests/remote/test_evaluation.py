@@ -76,8 +76,11 @@ def test_a_lost_node_loses_and_repeats_nothing_and_the_run_equals_a_local_one(
 
     def lose_a_node(now: Progress) -> None:
         seen.append(now.status)
-        if now.status == "2 of 2 replicas" and len(set(cluster.list_all_nodes())) == 2 and now.done < 30:
-            cluster.remove_node(cluster.others[0], allow_graceful=False)
+        if len(cluster.list_all_nodes()) == 2:
+            if now.status == "2 of 2 replicas":
+                cluster.remove_node(cluster.others[0], allow_graceful=False)
+            else:
+                time.sleep(0.5)  # until the other replica has started
 
     load = partial(RayExecutor.load, cluster=ClusterConfig(address=cluster.address))
     with pytest.raises(CheckpointError, match=r"the replica on .*: no/such/folder"):

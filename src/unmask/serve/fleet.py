@@ -33,6 +33,7 @@ ANSWER_S = 10.0  # for an answer of Ray or Serve that takes milliseconds
 START_S = 90.0  # for the proxy to listen, and for everything to end
 PLACED_S = 60.0  # without room for every replica, before the server gives up
 LOST_S = 60.0  # without any replica that answers
+SHUTDOWNS = 3  # attempts: on a busy machine Ray Serve may fail while it ends
 MARGIN_S = 5.0  # for replicas that drop requests to say so
 MOST_LOSSES = 3  # of replicas that start, in a row
 # A replica's own line answers 429. Serve hands on every request, or a second line would grow before the first.
@@ -194,9 +195,11 @@ class Fleet:
         """End the replicas and Ray Serve, and leave the cluster."""
         from ray import serve
 
-        if self._started and not self.cluster.lost:
+        for _ in range(SHUTDOWNS if self._started and not self.cluster.lost else 0):
             with contextlib.suppress(WorkFailed):  # the board ends with this process, and replicas without the board
                 _within(START_S, serve.shutdown)
+                break
+            time.sleep(TICK_S)
         self.cluster.close()
 
 
