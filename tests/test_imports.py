@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import unmask
 
 HOSTS = ("diffusers", "sglang")
@@ -23,6 +25,7 @@ def test_help_imports_nothing_heavy():
     assert loaded_after("from unmask.cli import run; run(['generate', '--help']); print()") == set()
 
 
+@pytest.mark.slow
 def test_an_adapter_imports_no_host_but_its_own():
     assert not loaded_after("import unmask.integrations.fast_dllm; print()") & set(HOSTS)
     assert loaded_after("import unmask.integrations.diffusers; print()") & set(HOSTS) == {"diffusers"}
