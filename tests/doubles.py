@@ -84,6 +84,9 @@ class _NoText(TextCodec):
     def decode(self, ids, *, special=False) -> str:
         return ""
 
+    def token_text(self, token_id) -> str:
+        return ""
+
 
 def requests_of(
     model: MaskedLM,

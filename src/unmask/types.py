@@ -18,6 +18,8 @@ from unmask.errors import UnmaskError
 if TYPE_CHECKING:
     from unmask.trace.record import Trace
 
+_SHOWN = 40  # characters of a text in a `repr`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
@@ -88,8 +90,24 @@ class Commit:
 
     position: int
     token_id: int
+    text: str | None = None  # how the token reads alone; None: the request has no text
     probability: float | None = None
     margin: float | None = None
+    intensity: float | None = None
+
+    def __repr__(self) -> str:
+        figure = "" if self.probability is None else f", probability={self.probability:.3g}"
+        return f"Commit(position={self.position}, token_id={self.token_id}, text={_short(self.text)}{figure})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A position of the block that was open before the commits of a pass; there when a trace is recorded."""
+
+    position: int
+    candidates: tuple[tuple[int, float], ...]  # (token id, probability), best first
+    score: float  # of the policy; larger means sooner
+    margin: float
     intensity: float | None = None
 
 
@@ -103,10 +121,18 @@ class StepEvent:
     committed: tuple[Commit, ...]
     remasked: tuple[int, ...] = ()
     refreshed: bool = False  # the pass renewed the row's whole cache
-    candidates: dict[int, list[tuple[int, float]]] | None = None  # open position -> (token id, probability), best first
-    overlap: list[list[float]] | None = None  # over the positions of `candidates`
+    open: tuple[Open, ...] | None = None  # in the order of their positions; None: no trace is recorded
+    overlap: list[list[float]] | None = None  # over the positions of `open`
     finished: bool = False  # no pass will follow for this row
     error: UnmaskError | None = None  # why the row could not be decoded to its end; rows without an error go on
+
+    def __repr__(self) -> str:
+        parts = [f"committed={len(self.committed)}"]
+        parts += [f"remasked={len(self.remasked)}"] if self.remasked else []
+        parts += [] if self.open is None else [f"open={len(self.open)}"]
+        parts += ["finished=True"] if self.finished and self.error is None else []
+        parts += [f"error={_short(str(self.error))}"] if self.error is not None else []
+        return f"StepEvent(row={self.row}, step={self.step}, block={self.block}, {', '.join(parts)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +186,12 @@ class StreamEvent:
     text_delta: str
     step: StepEvent | None = None
     output: Output | None = None
+
+    def __repr__(self) -> str:
+        done = "" if self.output is None else f", output={self.output.finish_reason!r}"
+        return f"StreamEvent(text_delta={_short(self.text_delta)}, step={self.step}{done})"
+
+
+def _short(text: str | None) -> str:
+    """The text as Python writes it, on one line and of bounded length."""
+    return repr(text) if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."

@@ -1,4 +1,4 @@
-"""The numbers behind a forward pass, for traces: probabilities, margins, intensities, candidates, overlap.
+"""The numbers behind a forward pass, for traces: probabilities, margins, intensities, scores, candidates, overlap.
 
 Reading them costs several host reads, so they are gathered only when a trace is recorded.
 """
@@ -6,12 +6,14 @@ Reading them costs several host reads, so they are gathered only when a trace is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
+from unmask.options import check_flag, check_whole
 from unmask.rules.marginals import probability_of, top2_margin
-from unmask.types import Decision, StepEvent, StepView
+from unmask.types import Decision, Open, StepEvent, StepView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,10 @@ class Detail:
 
     candidates: int = 5  # likeliest tokens of every open position
     overlap: bool = False  # the overlap matrix, for policies that have one
+
+    def __post_init__(self) -> None:
+        check_whole(self, "candidates", least=0)
+        check_flag(self, "overlap")
 
 
 class TraceNumbers:
@@ -31,6 +37,7 @@ class TraceNumbers:
         self.masked = view.masked.tolist()
         self.probability = probability_of(tokens, logits).tolist()
         self.margin = top2_margin(logits).tolist()
+        self.score = decision.score.tolist()
         self.intensity = None if decision.intensity is None else decision.intensity.tolist()
         best = logits.softmax(-1).topk(min(detail.candidates, logits.shape[-1]), dim=-1)
         self.candidate_ids, self.candidate_probabilities = best.indices.tolist(), best.values.tolist()
@@ -41,17 +48,23 @@ class TraceNumbers:
         start = self.start[row]
         columns = [column for column, open_ in enumerate(self.masked[row]) if open_]
         commits = tuple(
-            replace(
-                commit,
-                probability=self.probability[row][commit.position - start],
-                margin=self.margin[row][commit.position - start],
-                intensity=None if self.intensity is None else self.intensity[row][commit.position - start],
-            )
-            for commit in event.committed
+            replace(commit, probability=self.probability[row][column], **self._figures(row, column))
+            for commit, column in ((commit, commit.position - start) for commit in event.committed)
         )
-        candidates = {
-            start + c: list(zip(self.candidate_ids[row][c], self.candidate_probabilities[row][c], strict=True))
-            for c in columns
-        }
+        opened = tuple(
+            Open(
+                position=start + column,
+                candidates=tuple(
+                    zip(self.candidate_ids[row][column], self.candidate_probabilities[row][column], strict=True)
+                ),
+                score=self.score[row][column],
+                **self._figures(row, column),
+            )
+            for column in columns
+        )
         overlap = None if self.overlap is None else [[self.overlap[row][a][b] for b in columns] for a in columns]
-        return replace(event, committed=commits, candidates=candidates, overlap=overlap)
+        return replace(event, committed=commits, open=opened, overlap=overlap)
+
+    def _figures(self, row: int, column: int) -> dict[str, Any]:
+        intensity = None if self.intensity is None else self.intensity[row][column]
+        return {"margin": self.margin[row][column], "intensity": intensity}

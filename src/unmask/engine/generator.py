@@ -149,13 +149,15 @@ class Generator:
         *,
         policy: str | Policy | None = None,
         settings: Settings | None = None,
+        trace: bool | Detail = False,
         **shorthand: Any,
     ) -> Iterator[StreamEvent]:
         """Continue one prompt, or answer one conversation, piece by piece.
 
-        The pieces add up to the text of the last event's output.
+        The pieces add up to the text of the last event's output. `trace` records every pass: the numbers are in the
+        events, and the output has the trace.
         """
-        request = self.request(prompt, policy=policy, settings=settings, **shorthand)
+        request = self.request(prompt, policy=policy, settings=settings, trace=trace, **shorthand)
         return (event for _, event in self._heard(Scheduler([request], rows=1)))
 
     async def astream(
@@ -164,10 +166,11 @@ class Generator:
         *,
         policy: str | Policy | None = None,
         settings: Settings | None = None,
+        trace: bool | Detail = False,
         **shorthand: Any,
     ) -> AsyncIterator[StreamEvent]:
         """As `stream`, for `async for`; the model works in a thread. Leaving the `async for` ends the generation."""
-        events = self.stream(prompt, policy=policy, settings=settings, **shorthand)
+        events = self.stream(prompt, policy=policy, settings=settings, trace=trace, **shorthand)
         pending: asyncio.Future[Any] | None = None
         try:
             while True:
@@ -188,17 +191,18 @@ class Generator:
         suffix: Prompt | None = None,
         policy: str | Policy | None = None,
         settings: Settings | None = None,
+        trace: bool | Detail = False,
         **shorthand: Any,
     ) -> Request:
         """One prompt to continue, or one conversation to answer, for `decode`; raises if it cannot be decoded.
 
-        With a suffix, the text between prompt and suffix is decoded.
+        With a suffix, the text between prompt and suffix is decoded. `trace` is that of `stream`.
         """
         job = plan(self.model, policy, settings, shorthand)
         messages = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
         ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
         after = [] if suffix is None else self._encode(suffix, special=False, begins=False)
-        return self._continuing(ids, job, None, after)
+        return self._continuing(ids, job, _detail(trace), after)
 
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
         """Decode the scheduler's requests, also requests added meanwhile, until none is left.
@@ -211,6 +215,19 @@ class Generator:
             yield pair
             yield from _dropped(scheduler)
         yield from _dropped(scheduler)
+
+    def new_trace(self, request: Request) -> Trace:
+        """A trace of the request without passes: call it before the request is decoded."""
+        canvas = request.canvas
+        # The masks of a continuation are not part of its prompt; masks inside an infilled text are.
+        prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues and not request.infills else canvas.tokens
+        about = {
+            "text": self.codec.decode(prompt, special=True),
+            "token_ids": list(prompt),
+            "tokens": [self.codec.token_text(token) for token in prompt],
+            "holes": list(canvas.holes),
+        }
+        return Trace(header=request.plan.header(self.model) | {"prompts": [about]})
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
@@ -291,7 +308,9 @@ class Generator:
         )
         if self.spec.causal and not canvas.continues:
             raise UnmaskError(f"{self.spec.name} sees only what lies before: it cannot fill a hole that text follows")
-        return Request(canvas=canvas, plan=job, ending=job.ending(self.codec), infills=infills, detail=detail)
+        request = Request(canvas=canvas, plan=job, ending=job.ending(self.codec), infills=infills, detail=detail)
+        request.trace = None if detail is None else self.new_trace(request)
+        return request
 
     def _run(
         self,
@@ -307,24 +326,20 @@ class Generator:
         order = list(range(len(requests)))
         if on_output is None:
             order.sort(key=lambda index: -requests[index].canvas.length)
-        traces = [self._new_trace(request) if request.detail else None for request in requests]
         runner = TimedRunner(self.model, self._pool) if timed else self._runner()
         outputs: dict[int, Output] = {}
         errors: dict[int, UnmaskError] = {}
         told = 0
         for event in decode(Scheduler([requests[index] for index in order], rows=batch_size), runner):
             index = order[event.row]
-            if (trace := traces[index]) is not None:
-                trace.add(replace(event, row=0), self.codec.token_text)
+            output = requests[index].hear(event)
             if on_step is not None:
                 on_step(replace(event, row=index))
             if event.error is not None:
                 errors[index] = event.error
-            elif event.finished:
-                output = requests[index].output()
-                if isinstance(runner, TimedRunner):
-                    output = replace(output, timing=runner.spent[event.row])
-                outputs[index] = output if trace is None else _with_trace(output, trace)
+            elif output is not None:
+                timing = runner.spent[event.row] if isinstance(runner, TimedRunner) else None
+                outputs[index] = replace(output, timing=timing)
             while on_output is not None and told in outputs:
                 on_output(outputs[told])
                 told += 1
@@ -340,14 +355,6 @@ class Generator:
             request = scheduler.running.pop(step.row) if step.finished else scheduler.running[step.row]
             yield request, request.stream(step)
 
-    def _new_trace(self, request: Request) -> Trace:
-        canvas = request.canvas
-        # The masks of a continuation are not part of its prompt; masks inside an infilled text are.
-        prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues else canvas.tokens
-        text = self.codec.decode(prompt, special=True)
-        header = request.plan.header(self.model)
-        return Trace(header=header | {"prompts": [{"text": text, "token_ids": list(prompt)}]})
-
 
 def _dropped(scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
     while scheduler.dropped:
@@ -358,12 +365,6 @@ def _detail(trace: bool | Detail) -> Detail | None:
     if not isinstance(trace, bool | Detail):
         raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
     return trace if isinstance(trace, Detail) else Detail() if trace else None
-
-
-def _with_trace(output: Output, trace: Trace) -> Output:
-    plain = output.to_dict()
-    trace.results.append({"row": 0, **{key: plain[key] for key in ("text", "finish_reason", "usage")}})
-    return replace(output, trace=trace)
 
 
 def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:

@@ -20,7 +20,7 @@ from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
-_OF_BATCHES = ("trace", "batch_size", "timed", "on_step", "on_output")
+_OF_BATCHES = ("batch_size", "timed", "on_step", "on_output")
 # Settings that each row has for itself: requests that differ only in these may be decided together.
 _OWN = ("max_tokens", "block_size", "seed", "cache", "refresh", "stop", "stop_token_ids", "early_stop", "cfg_scale")
 
@@ -93,6 +93,7 @@ class Plan:
         header: dict[str, Any] = {
             "schema": SCHEMA,
             "model": model.spec.name,
+            "mask_id": model.spec.mask_id,
             "policy": policies.describe(self.policy),
             "settings": self.settings.to_dict(),
             "device": str(model.device),

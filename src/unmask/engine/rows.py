@@ -62,7 +62,8 @@ class Row:
             if self.leaving or (completed and self.request.ended()):
                 canvas.end_here(eos_id)
         self.done = canvas.finished or error is not None
-        commits = tuple(Commit(position=at, token_id=token) for at, token in result.committed.items())
+        text = self.request.token_text
+        commits = tuple(Commit(position=at, token_id=token, text=text(token)) for at, token in result.committed.items())
         return StepEvent(
             row=self.number,
             step=step,

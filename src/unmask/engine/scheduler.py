@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unmask.engine.canvas import Canvas
 from unmask.engine.detail import Detail
@@ -16,6 +16,7 @@ from unmask.engine.plan import Plan
 from unmask.engine.text import Ending, TextStream, continued, infilled, is_complete
 from unmask.errors import UnmaskError
 from unmask.policies import remasks
+from unmask.trace.record import Trace, pass_line, result_line
 from unmask.types import Output, StepEvent, StreamEvent
 
 
@@ -28,6 +29,7 @@ class Request:
     ending: Ending | None = None  # what ends the text; None: the canvas is filled, and has no text
     infills: bool = False  # the output has the whole text, not only what continues a prompt
     detail: Detail | None = None  # what its events say beyond the commits
+    trace: Trace | None = None  # gets a line for each event; None: events are not recorded
     abandoned: bool = False  # its row leaves after the pass under way, or it never joins; set from any thread
     _text: TextStream | None = field(init=False, default=None)
 
@@ -45,14 +47,27 @@ class Request:
         assert self.ending is not None
         return infilled(self.canvas, self.ending) if self.infills else continued(self.canvas, self.ending)
 
+    def token_text(self, token_id: int) -> str | None:
+        """How a token reads alone; None where the request has no text."""
+        return None if self.ending is None else self.ending.codec.token_text(token_id)
+
+    def hear(self, step: StepEvent) -> Output | None:
+        """Record the event of a pass; returns what the canvas says if it is finished."""
+        output = self.output() if step.finished and step.error is None else None
+        if self.trace is None:
+            return output
+        self.trace.steps.append(pass_line(0, step, self.token_text))
+        if (result := output or step.error) is not None:
+            self.trace.results.append(result_line(0, result))
+        return None if output is None else replace(output, trace=self.trace)
+
     def stream(self, step: StepEvent) -> StreamEvent:
         """The event of a pass, with the text that has become certain."""
         assert self.ending is not None
         self._text = self._text or TextStream(ending=self.ending)
-        finished = self.canvas.finished and step.error is None
+        output = self.hear(step)
         prefix = self.canvas.prefix(whole_blocks=remasks(self.plan.policy))
-        delta = self._text.feed(prefix, final=finished)
-        return StreamEvent(text_delta=delta, step=step, output=self.output() if finished else None)
+        return StreamEvent(text_delta=self._text.feed(prefix, final=output is not None), step=step, output=output)
 
 
 class Scheduler:

@@ -43,6 +43,10 @@ class Answer:
         head = self._head("chat.completion.chunk" if self.asked.chat else "text_completion")
         return head | {"choices": choices} | ({"usage": None} if self.asked.include_usage else {})
 
+    def event(self, kind: str, line: dict[str, Any]) -> dict[str, Any]:
+        """A line of a trace, with the head of a chunk and without choices: clients that look for text pass it over."""
+        return line | self._head(f"decoding.{kind}") | {"choices": []}
+
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"chatcmpl-{self.id}" if self.asked.chat else f"cmpl-{self.id}"
         return {"id": name, "object": kind, "created": self.created, "model": self.model}

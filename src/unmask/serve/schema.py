@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, WithJsonSchema
 
+from unmask.engine.detail import Detail
 from unmask.serve.errors import wrong
 from unmask.settings import Settings
 
@@ -27,8 +28,9 @@ FORMS = {
 
 def _decoding_schema() -> dict[str, Any]:
     known = TypeAdapter(Settings).json_schema()["properties"]
-    own = {"policy": {"type": "string"}, "step_map": {"type": "boolean"}}
-    about = "How to decode: a policy, its parameters, any of our settings; and whether a step map is wanted."
+    events = {"anyOf": [{"type": "boolean"}, TypeAdapter(Detail).json_schema()]}
+    own = {"policy": {"type": "string"}, "step_map": {"type": "boolean"}, "events": events}
+    about = "How to decode: a policy, its parameters, any of our settings; whether a step map and events are wanted."
     return {"type": "object", "description": about, "properties": own | known, "additionalProperties": True}
 
 

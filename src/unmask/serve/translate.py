@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from unmask import policies
+from unmask.engine.detail import Detail
 from unmask.engine.generator import Generator
 from unmask.engine.plan import Plan, plan, preset_name
 from unmask.engine.prompts import as_batch
@@ -20,9 +21,11 @@ from unmask.policies import Policy
 from unmask.serve.errors import ApiError, blaming, wrong
 from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, CompletionRequest, Message
 from unmask.settings import Settings
+from unmask.trace.record import Trace
 
 SETTINGS = tuple(item.name for item in fields(Settings))
-OWN = ("policy", "step_map")
+OWN = ("policy", "step_map", "events")
+MOST_CANDIDATES, WIDEST_OVERLAP = 20, 256  # of an open position; positions of a block: both are sent in every pass
 MOST_ROUNDS = dict.fromkeys(("iterations", "history"), 64)  # of a policy's own computation within a pass
 # The engine's advice on a mask in a prompt, and the server's in its place.
 INFILL, SUFFIX = "use infill", "give /v1/completions what follows them as suffix"
@@ -55,6 +58,7 @@ class Asked:
     include_usage: bool
     step_map: bool
     ignored: list[str]
+    header: dict[str, Any] | None = None  # of the events, if they are asked for
 
 
 def check_model(name: str | None, served: str) -> None:
@@ -92,8 +96,12 @@ def asked_by(body: Body, llm: Generator, *, policy: Policy, settings: Settings, 
     step_map = decoding.get("step_map", False)
     if not isinstance(step_map, bool):
         raise wrong(f"step_map must be true or false, got {step_map!r}", param="decoding.step_map")
+    events, detail = _events(decoding, job, streamed=bool(body.stream))
+    requests = _requests(body, llm, prompts, job, detail)
+    for request in requests:
+        request.trace = None  # its lines are sent, not kept
     return Asked(
-        requests=_requests(body, llm, prompts, job),
+        requests=requests,
         choices=choices,
         policy=policy,
         chat=isinstance(body, ChatRequest),
@@ -101,7 +109,35 @@ def asked_by(body: Body, llm: Generator, *, policy: Policy, settings: Settings, 
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         step_map=step_map,
         ignored=sorted({*(name for name in extra if name not in REFUSED), *_ignored_inside(body)}),
+        header=Trace.join([llm.new_trace(request) for request in requests]).header if events else None,
     )
+
+
+def _events(decoding: dict[str, Any], job: Plan, *, streamed: bool) -> tuple[bool, Detail | None]:
+    """Whether events are asked for, and what they should tell beyond the commits."""
+    given, param = decoding.get("events"), "decoding.events"
+    if given is None or given is False:
+        return False, None
+    if given is not True and not isinstance(given, dict):
+        raise wrong(f"events must be true, false or an object, got {given!r:.80}", param=param)
+    if not streamed:
+        raise wrong("events is for requests with stream: true", param=param)
+    if given is True:
+        return True, None
+    known = [item.name for item in fields(Detail)]
+    for key in given:
+        if key not in known:
+            raise wrong(UnknownName("field of events", key, known), param=f"{param}.{key}")
+    with blaming(param):
+        detail = Detail(**given)
+    if detail.candidates > MOST_CANDIDATES:
+        raise wrong(
+            f"candidates must be at most {MOST_CANDIDATES}, got {detail.candidates}", param=f"{param}.candidates"
+        )
+    if detail.overlap and job.block_size > WIDEST_OVERLAP:
+        widest = f"blocks of at most {WIDEST_OVERLAP} positions, got {job.block_size}"
+        raise wrong(f"overlap is for {widest}; give a smaller block_size", param=f"{param}.overlap")
+    return True, detail
 
 
 def _neutral(value: Any, values: tuple[Any, ...]) -> bool:
@@ -190,12 +226,12 @@ def _settings(body: Body, decoding: dict[str, Any], settings: Settings) -> Setti
     return settings
 
 
-def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan) -> list[Request]:
+def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan, detail: Detail | None) -> list[Request]:
     first = job.settings.seed
     with blaming("seed"):
         varied = [job.settings.with_(seed=seed) for seed in range(first, first + (body.n or 1))]
     suffix = body.suffix if isinstance(body, CompletionRequest) else None
-    given: dict[str, Any] = {"suffix": suffix, "policy": job.policy}
+    given: dict[str, Any] = {"suffix": suffix, "policy": job.policy, "trace": detail or False}
     try:
         return [llm.request(prompt, settings=settings, **given) for prompt in prompts for settings in varied]
     except UnmaskError as error:

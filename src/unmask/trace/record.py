@@ -1,7 +1,7 @@
 """Traces: every forward pass of a generation as JSON lines, versioned, to be kept, compared and shown.
 
-The first line is the header, then one line per pass and row, then one line per row with its result. Knows step events
-and files; tokens become text through a function that the caller brings.
+The first line is the header, then one line per pass and row, then one line per row with its result. A server sends the
+same lines. Knows step events and files; tokens become text through a function that the caller brings.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import UnmaskError
-from unmask.types import Commit, StepEvent
+from unmask.errors import UnmaskError, one_line
+from unmask.types import Open, Output, StepEvent
 
-SCHEMA = "unmask.trace/1"
+SCHEMA = "unmask.trace/2"
+TokenText = Callable[[int], str | None]
+READABLE = ("unmask.trace/1", SCHEMA)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,22 +29,9 @@ class Trace:
     steps: list[dict[str, Any]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, event: StepEvent, token_text: Callable[[int], str]) -> None:
-        """Record one pass over one row."""
-        line: dict[str, Any] = {
-            "row": event.row,
-            "step": event.step,
-            "block": list(event.block),
-            "committed": [_commit(commit, token_text) for commit in event.committed],
-            "remasked": list(event.remasked),
-            "open": [
-                {"position": position, "candidates": [[token, _finite(p)] for token, p in candidates]}
-                for position, candidates in (event.candidates or {}).items()
-            ],
-        }
-        if event.overlap is not None:
-            line["overlap"] = event.overlap
-        self.steps.append(line)
+    def __repr__(self) -> str:
+        rows, model = len(self.header.get("prompts", ())), f"{self.header.get('model')!r:.80}"
+        return f"Trace(model={model}, rows={rows}, passes={len(self.steps)}, results={len(self.results)})"
 
     def lines(self) -> list[str]:
         return [
@@ -59,17 +48,19 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read a trace that `save` wrote."""
+        """Read a trace that `save` wrote, in this version or an earlier one."""
         try:
             lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")]
         except OSError as error:
             raise UnmaskError(f"cannot read the trace {path}: {error.strerror}") from error
         except ValueError as error:
             raise UnmaskError(f"{path} is not a trace: {error}") from error
-        schema = lines[0].get("schema") if lines and isinstance(lines[0], dict) else None
-        if schema != SCHEMA:
-            raise UnmaskError(f"{path} is not a trace of this version: its schema is {schema!r}, not {SCHEMA!r}")
+        if not all(isinstance(line, dict) for line in lines):
+            raise UnmaskError(f"{path} is not a trace: a line is not an object")
         header, *rest = lines
+        if (schema := header.get("schema")) not in READABLE:
+            known = " or ".join(map(repr, READABLE))
+            raise UnmaskError(f"{path} is not a trace of a version known here: its schema is {schema!r}, not {known}")
         return cls(
             header=header,
             steps=[line for line in rest if "step" in line],
@@ -88,14 +79,48 @@ class Trace:
         return joined
 
 
-def _commit(commit: Commit, token_text: Callable[[int], str]) -> dict[str, Any]:
+def pass_line(row: int, event: StepEvent, token_text: TokenText) -> dict[str, Any]:
+    """What one pass did to one row."""
+    line: dict[str, Any] = {
+        "row": row,
+        "step": event.step,
+        "block": list(event.block),
+        "committed": [
+            {
+                "position": commit.position,
+                "token_id": commit.token_id,
+                "text": token_text(commit.token_id),
+                "probability": _finite(commit.probability),
+                "margin": _finite(commit.margin),
+                "intensity": _finite(commit.intensity),
+            }
+            for commit in event.committed
+        ],
+        "remasked": list(event.remasked),
+        "refreshed": event.refreshed,
+        "open": [_open(one, token_text) for one in event.open or ()],
+    }
+    if event.overlap is not None:
+        line["overlap"] = [[_finite(value) for value in values] for values in event.overlap]
+    return line
+
+
+def result_line(row: int, result: Output | UnmaskError) -> dict[str, Any]:
+    """What came of one row: its text and its cost, or why it could not be decoded to its end."""
+    if isinstance(result, UnmaskError):
+        return {"row": row, "error": one_line(result)}
+    plain = result.to_dict()
+    return {"row": row, **{key: plain[key] for key in ("text", "finish_reason", "usage")}}
+
+
+def _open(one: Open, token_text: TokenText) -> dict[str, Any]:
     return {
-        "position": commit.position,
-        "token_id": commit.token_id,
-        "text": token_text(commit.token_id),
-        "probability": _finite(commit.probability),
-        "margin": _finite(commit.margin),
-        "intensity": _finite(commit.intensity),
+        "position": one.position,
+        "score": _finite(one.score),
+        "margin": _finite(one.margin),
+        "intensity": _finite(one.intensity),
+        "candidates": [[token, _finite(probability)] for token, probability in one.candidates],
+        "texts": [token_text(token) for token, _ in one.candidates],
     }
 
 

@@ -46,6 +46,7 @@ class TextCodec:
         self._growth = _growth_of(tokenizer)
         self.special_tokens = dict(special_tokens or {})  # role, such as eos_token, to the token's text
         self.chat_template = chat_template
+        self._texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextCodec:
@@ -81,9 +82,10 @@ class TextCodec:
 
     def token_text(self, token_id: int) -> str:
         """How one token is shown, special ones included; an id beyond the vocabulary is shown as a number."""
-        if self._tokenizer.id_to_token(token_id) is None:
-            return f"<{token_id}>"
-        return self.decode([token_id], special=True)
+        if (text := self._texts.get(token_id)) is None:
+            known = self._tokenizer.id_to_token(token_id) is not None
+            text = self._texts[token_id] = self.decode([token_id], special=True) if known else f"<{token_id}>"
+        return text
 
     def token_id(self, text: str) -> int | None:
         """The id of exactly this token."""
