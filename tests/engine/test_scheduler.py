@@ -97,7 +97,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("rows", [3, 14])
+@pytest.mark.parametrize("rows", [3, pytest.param(14, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_requests_of_every_kind_together_give_what_each_gives_alone(family, early, rows):

@@ -24,6 +24,8 @@ pytest.importorskip("triton")
 
 from unmask.models.kernels.passes import ModelGraphs, Passes, announce, forget, passes_of
 
+pytestmark = pytest.mark.slow  # whole passes in an interpreter
+
 CPU = torch.device("cpu")
 SLOTS = [3, 0, 2, 1]
 CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.float16: {"rtol": 0.0, "atol": 0.05}}

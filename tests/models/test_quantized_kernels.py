@@ -47,9 +47,9 @@ def by_kernels(
     [
         (1, 1, 1, {"outputs": 16, "words": 16}),
         (3, 70, 100, {"outputs": 64, "words": 16}),
-        (17, 65, 257, {"outputs": 16, "words": 16, "parts": 2}),
+        pytest.param(17, 65, 257, {"outputs": 16, "words": 16, "parts": 2}, marks=pytest.mark.slow),
         (33, 5, 64, {"outputs": 16, "words": 16, "parts": 4}),  # more parts than there is to divide
-        (35, 70, 300, {"outputs": 64, "words": 32, "parts": 3, "rows": 16}),
+        pytest.param(35, 70, 300, {"outputs": 64, "words": 32, "parts": 3, "rows": 16}, marks=pytest.mark.slow),
     ],
 )
 def test_the_kernel_multiplies_by_what_is_stored(
