@@ -19,11 +19,16 @@ def option(default: Any, about: str, *names: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": about, "names": names, "more": more})
 
 
-def check_number(owner: Any, *names: str, within: str) -> None:
-    """Each named field is a number in an interval such as `(0, 1]`; a whole number is stored as a float."""
+def check_number(owner: Any, *names: str, within: str, optional: bool = False) -> None:
+    """Each named field is a number in an interval such as `(0, 1]`, or None where that is allowed.
+
+    A whole number is stored as a float.
+    """
     low, high = (float(bound) for bound in within[1:-1].split(","))
     for name in names:
         value, number = getattr(owner, name), math.nan
+        if value is None and optional:
+            continue
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
                 number = float(value)

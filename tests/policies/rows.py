@@ -82,8 +82,8 @@ class Row:
         self.step = self.step + 1 if not self.finished and self.span == span else 0
 
 
-def view_of(rows: list[Row], *, closed: float = torch.nan) -> StepView:
-    """What the policy sees of the rows' next pass; the logits of closed columns are filled with `closed`."""
+def view_of(rows: list[Row], *, closed: float | None = torch.nan) -> StepView:
+    """What the policy sees of the rows' next pass; the logits of closed columns are `closed`, or the model's (None)."""
     passes = [row.forward() for row in rows]
     figures = {name: torch.stack([one[name] for one in passes]) for name in passes[0]}
     starts = torch.tensor([row.span[0] for row in rows])
@@ -97,7 +97,7 @@ def view_of(rows: list[Row], *, closed: float = torch.nan) -> StepView:
     logits = figures["logits"].gather(1, at[..., None].expand(-1, -1, VOCABULARY))
     shadow = figures["shadow"].gather(1, at[..., None].expand(-1, -1, VOCABULARY))
     return StepView(
-        logits=logits.masked_fill(~masked[..., None], closed),
+        logits=logits if closed is None else logits.masked_fill(~masked[..., None], closed),
         masked=masked,
         proposed=logits.argmax(-1),
         tokens=standing.masked_fill(~inside, -1),
@@ -109,7 +109,7 @@ def view_of(rows: list[Row], *, closed: float = torch.nan) -> StepView:
         sequence_logits=figures["logits"],
         sequence_masked=tokens == MASK,
         attention=figures["attention"],
-        shadow_logits=shadow.masked_fill(masked[..., None], closed),
+        shadow_logits=shadow if closed is None else shadow.masked_fill(masked[..., None], closed),
     )
 
 
@@ -127,7 +127,8 @@ def drive(policy: Policy, rows: list[Row], *, limit: int = 200) -> list[list[Pas
     history: list[list[Pass]] = [[] for _ in rows]
     live, state = list(range(len(rows))), None
     for _ in range(limit):
-        view = view_of([rows[index] for index in live])
+        # A policy that takes tokens back looks at what is closed.
+        view = view_of([rows[index] for index in live], closed=None if policy.remasks else torch.nan)
         decision, state = policy.select(view, state)
         commit = with_progress(decision, view.masked)
         remask = torch.zeros_like(commit) if decision.remask is None else decision.remask
@@ -135,7 +136,7 @@ def drive(policy: Policy, rows: list[Row], *, limit: int = 200) -> list[list[Pas
         for place, index in enumerate(live):
             start = rows[index].span[0]
             chosen, opened = (part[place].nonzero().flatten().tolist() for part in (commit, remask))
-            parts = {} if state is None else {f.name: getattr(state, f.name)[place] for f in fields(state)}
+            parts = {} if state is None else _remembered(state, place, rows[index], view.masked.shape[1])
             history[index].append(Pass([start + c for c in chosen], [start + c for c in opened], parts))
             rows[index].write(start, chosen, opened, written[place].tolist())
         staying = [place for place, index in enumerate(live) if not rows[index].finished]
@@ -145,6 +146,13 @@ def drive(policy: Policy, rows: list[Row], *, limit: int = 200) -> list[list[Pas
         if state is not None:
             state = replace(state, **{f.name: getattr(state, f.name)[staying] for f in fields(state)})
     raise AssertionError(f"not finished after {limit} passes")
+
+
+def _remembered(state: Any, place: int, row: Row, width: int) -> dict[str, Tensor]:
+    """A row's part of a state; of each column of the pass, only the columns of the row's own block."""
+    start, end = row.span
+    parts = {f.name: getattr(state, f.name)[place] for f in fields(state)}
+    return {name: part[: end - start] if part.shape[:1] == (width,) else part for name, part in parts.items()}
 
 
 def make_rows(seed: int) -> list[Row]:

@@ -18,6 +18,10 @@ from unmask.policies.base import (
     state_of,
     with_progress,
 )
+from unmask.policies.bound import Bound
+from unmask.policies.certainty_prior import CertaintyPrior
+from unmask.policies.context_threshold import ContextThreshold
+from unmask.policies.credit import Credit
 from unmask.policies.cumulative import Cumulative
 from unmask.policies.dapd import Dapd
 from unmask.policies.dawn import Dawn
@@ -25,30 +29,44 @@ from unmask.policies.eb import EB
 from unmask.policies.entropy import Entropy
 from unmask.policies.factor import Factor
 from unmask.policies.fixed import Fixed
+from unmask.policies.hierarchical import Hierarchical
 from unmask.policies.klass import Klass
 from unmask.policies.local_leap import LocalLeap
 from unmask.policies.margin import Margin
 from unmask.policies.mean_field import MeanField
+from unmask.policies.p2 import P2
+from unmask.policies.position_entropy import PositionEntropy
 from unmask.policies.presets import preset, preset_settings, resolve, resolve_settings
 from unmask.policies.random import Random
+from unmask.policies.remask import Remask
+from unmask.policies.saber import Saber
 from unmask.policies.threshold import Threshold
 from unmask.policies.wino import Wino
 
 __all__ = [
     "EB",
+    "P2",
     "WHOLE_CANVAS",
+    "Bound",
+    "CertaintyPrior",
+    "ContextThreshold",
+    "Credit",
     "Cumulative",
     "Dapd",
     "Dawn",
     "Entropy",
     "Factor",
     "Fixed",
+    "Hierarchical",
     "Klass",
     "LocalLeap",
     "Margin",
     "MeanField",
     "Policy",
+    "PositionEntropy",
     "Random",
+    "Remask",
+    "Saber",
     "Threshold",
     "Wino",
     "decide",

@@ -17,7 +17,7 @@ from torch import Tensor
 from unmask import rules
 from unmask.options import check_number
 from unmask.policies.base import Base, register, require
-from unmask.policies.scores import confidence
+from unmask.policies.scores import confidence, decoded
 from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView
 
@@ -63,8 +63,7 @@ class Wino(Base):
     def _doubtful(self, view: StepView, at_most: Int[Tensor, " b"]) -> Bool[Tensor, "b k"]:
         """The decoded positions, `at_most` and the least likely first, whose tokens the shadow does not confirm."""
         shadow = require(view, "shadow", "wino")
-        if view.tokens is None:  # then nothing is known to have been decoded
-            return torch.zeros_like(view.masked)
-        decoded = ~view.masked & (view.tokens >= 0) if view.decoded is None else view.decoded
-        verdict = rules.probability_of(view.tokens.where(decoded, 0), shadow, dtype=view.working_dtype(shadow))
-        return best_scored(-verdict, decoded & (verdict < self.verify_threshold), at_most)
+        filled = decoded(view)
+        tokens = view.proposed if view.tokens is None else view.tokens
+        verdict = rules.probability_of(tokens.where(filled, 0), shadow, dtype=view.working_dtype(shadow))
+        return best_scored(-verdict, filled & (verdict < self.verify_threshold), at_most)

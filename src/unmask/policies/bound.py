@@ -1,0 +1,35 @@
+"""A threshold that rises with the rank, above a floor: the bound rule of the Nemotron diffusion decoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unmask.options import check_number
+from unmask.policies.base import Base, register
+from unmask.policies.scores import confidence, eligible
+from unmask.rules.selection import rank_of
+from unmask.types import Decision, StepView
+
+
+@register("bound")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound(Base):
+    """Commit above `threshold`, or above both `floor` and 1 - `factor` / (rank + 2), with ranks from 0 (Nemotron)."""
+
+    pure: ClassVar[bool] = True
+
+    threshold: float = 0.9
+    floor: float = 0.45
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "threshold", within="(0, 1]")
+        check_number(self, "floor", within="[0, 1]")
+        check_number(self, "factor", within="(0, inf)")
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        score, candidates = confidence(view), eligible(view)
+        rising = 1.0 - self.factor / (rank_of(score, candidates) + 2)
+        enough = (score >= self.threshold) | ((score >= self.floor) & (score >= rising))
+        return Decision(commit=candidates & enough, score=score), None

@@ -1,0 +1,35 @@
+"""A threshold that falls as the text fills up: the dynamic rule of Streaming-dLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unmask.options import check_number
+from unmask.policies.base import Base, register
+from unmask.policies.scores import confidence, decoded
+from unmask.types import Decision, StepView
+
+
+@register("context_threshold")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextThreshold(Base):
+    """Commit at `threshold` times 1 - `relaxation` x the share that is filled (Streaming-dLLM).
+
+    It is the share of the decoded positions of the block among these and all masks that are left.
+    """
+
+    pure: ClassVar[bool] = True
+
+    threshold: float = 0.9
+    relaxation: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_number(self, "threshold", within="(0, 1]")
+        check_number(self, "relaxation", within="[0, 1]")
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        score, filled = confidence(view), decoded(view).sum(-1)
+        share = filled / (filled + view.remaining).clamp(min=1)
+        lowered = self.threshold * (1.0 - self.relaxation * share)
+        return Decision(commit=view.masked & (score >= lowered[:, None].to(score.dtype)), score=score), None

@@ -1,0 +1,51 @@
+"""Credit for tokens that stay likely over passes: the credit decoder of dInfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask import rules
+from unmask.options import check_number
+from unmask.policies.base import Base, register
+from unmask.policies.memory import carried
+from unmask.types import Decision, StepView
+
+
+@dataclass(frozen=True, slots=True)
+class Credits:
+    """The credit of every token at every position of the row's block."""
+
+    credit: Float[Tensor, "b k v"]
+
+
+@register("credit")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit(Base):
+    """Commit at `threshold`, on logits raised for tokens that were the likeliest in earlier passes too (dInfer)."""
+
+    threshold: float = 0.9
+    weight: float = 0.7
+    boost: float = 0.2
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_number(self, "threshold", within="(0, 1]")
+        check_number(self, "weight", "boost", within="[0, inf)")
+        check_number(self, "decay", within="[0, 1]")
+
+    def select(self, view: StepView, state: Credits | None = None) -> tuple[Decision, Credits]:
+        logits = view.working(view.logits)
+        best = logits.argmax(-1)
+        earned = rules.probability_of(best, logits).pow(self.boost).where(view.masked, 0.0)
+        before = carried(None if state is None else state.credit, view, fresh=torch.zeros_like(logits))
+        credit = (self.decay * before).scatter_add(-1, best[..., None], earned[..., None])
+        raised = logits + self.weight * credit.log1p()
+        # A token that was drawn stays; the likeliest token may be another one on the raised logits.
+        tokens = torch.where(view.proposed == best, raised.argmax(-1), view.proposed)
+        score = rules.probability_of(tokens.long() * view.masked, raised).where(view.masked, 0.0)
+        commit = view.masked & (score >= self.threshold)
+        return Decision(commit=commit, score=score, tokens=tokens), Credits(credit)

@@ -1,0 +1,36 @@
+"""Fill everything, keep the surest share: path planning, P2, with the model as its own planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from unmask.options import check_whole
+from unmask.policies.base import Base, register
+from unmask.policies.scores import confidence, decoded, standing
+from unmask.rules.selection import best_scored
+from unmask.types import Decision, StepView
+
+
+@register("p2")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P2(Base):
+    """After pass i of N keep the i/N of the block's positions with the likeliest tokens, and open the others (P2)."""
+
+    remasks: ClassVar[bool] = True
+
+    passes: int | None = None  # N, per block; None: one for each position
+
+    def __post_init__(self) -> None:
+        check_whole(self, "passes", least=1, optional=True)
+
+    def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
+        score, filled = confidence(view), decoded(view)
+        ours = view.masked | filled
+        size = ours.sum(-1)
+        passes = size.clamp(min=1) if self.passes is None else torch.full_like(size, self.passes)
+        opened = (passes - view.step - 1).clamp(min=0) * size // passes
+        kept = best_scored(torch.where(view.masked, score, standing(view)), ours, size - opened)
+        return Decision(commit=view.masked & kept, score=score, remask=filled & ~kept), None
