@@ -10,33 +10,42 @@ HOSTS := .venv/hosts/sglang-$(SGLANG).dist-info
 # Threads that spin for long slow down a busy machine: see docs/performance.md.
 export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: setup demo test lint paper paper-full FORCE
+.PHONY: setup demo docs test lint paper paper-full FORCE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 setup: $(STAMP) $(HOSTS)
 
-# What decoding needs; the demonstration waits for nothing else.
+# What decoding needs; the demonstration waits for nothing else, and installs nothing outside .venv.
 $(CORE): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) torch
-	$(INSTALL) -e .
-	@command -v bwrap > /dev/null \
-	|| { test "$$(id -u)" = 0 && { apt-get install -qq -y bubblewrap || { apt-get update -qq && apt-get install -qq -y bubblewrap; }; } > /dev/null 2>&1; } \
-	|| echo "bubblewrap is missing: install it (apt-get install bubblewrap) to score answers that are programs"
-	touch $(CORE)
+	@echo "Installing PyTorch and what decoding needs into .venv"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(INSTALL) torch
+	@$(INSTALL) -e .
+	@touch $(CORE)
 
+# All else: extras, tools of tests and pages, and bubblewrap, the sandbox for programs that a model writes.
 $(STAMP): $(CORE)
-	$(INSTALL) -e ".[dev,all]"
-	touch $(STAMP)
+	@echo "Installing the extras and the tools of tests and documentation into .venv"
+	@$(INSTALL) -e ".[dev,docs,all]"
+	@command -v bwrap > /dev/null \
+	|| { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && echo "Installing bubblewrap for the whole system (apt-get)" \
+	     && { apt-get install -qq -y bubblewrap || { apt-get update -qq && apt-get install -qq -y bubblewrap; }; } > /dev/null 2>&1; } \
+	|| echo "bubblewrap is missing: install it (apt-get install bubblewrap) to score answers that are programs"
+	@touch $(STAMP)
 
 $(HOSTS): | $(CORE)
-	rm -rf .venv/hosts
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .venv/hosts \
+	@echo "Installing SGLang $(SGLANG) without its dependencies into .venv/hosts, for tests"
+	@rm -rf .venv/hosts
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .venv/hosts \
 		--only-binary :all: --platform manylinux_2_34_x86_64 --python-version 3.11 sglang==$(SGLANG)
 
 demo: $(CORE)
 	$(BIN)/python examples/demo.py
+
+# The pages of docs/ as a site in site/, to be opened from the folder. A warning is an error.
+docs: setup
+	$(BIN)/zensical build --strict
 
 lint: setup
 	$(BIN)/ruff check .

@@ -69,11 +69,12 @@ def solve(llm: unmask.Generator, task: tasks.Task, item: tasks.Item, policy: str
     try:
         verdict = "right" if task.check(item, output.text) else "wrong"
     except sandbox.NoSandbox:
-        verdict = "not run: no sandbox (bubblewrap) here"
+        verdict = "not run: install bubblewrap (apt-get install bubblewrap) to run programs"
     return f"{POLICIES[policy]:<20} {output.usage.forward_passes:4d} forward passes {seconds:6.1f} s   {verdict}"
 
 
 def main() -> None:
+    began = time.perf_counter()
     llm = unmask.load("tiny", device="cpu")
     for name, title in TITLES.items():
         task = tasks.get(name)
@@ -82,7 +83,8 @@ def main() -> None:
         console.print(f"{item.prompt}\n", markup=False, soft_wrap=True)
         lines = [solve(llm, task, item, policy, Picture(llm, as_board=name == "sudoku")) for policy in POLICIES]
         console.print("\n" + "\n".join(lines) + "\n")
-    console.print('Next: unmask generate "Countdown: 86,28,13,31,96", unmask policies, README.md')
+    console.print(f"Loaded and solved in {time.perf_counter() - began:.0f} s on this machine.")
+    console.print('Next: unmask generate "Countdown: 86,28,13,31,96", unmask policies, docs/getting-started.md')
 
 
 if __name__ == "__main__":

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
-from typing import Any
+from dataclasses import field, fields
+from typing import Any, TypeVar
 
 from unmask.errors import UnknownName, UnmaskError
+
+T = TypeVar("T")
 
 
 def option(default: Any, about: str, *names: str, **more: Any) -> Any:
     """A field with its default and help text; on the command line, with these names and what else typer takes."""
     return field(default=default, metadata={"help": about, "names": names, "more": more})
+
+
+def documented(cls: type[T]) -> type[T]:
+    """Add every field's help text to the docstring of the class, for `help` and for the API reference."""
+    told = [f"        {item.name}: {item.metadata['help']}" for item in fields(cls)]  # ty: ignore[invalid-argument-type]
+    cls.__doc__ = "\n".join([f"{cls.__doc__}\n\n    Attributes:", *told, "    "])
+    return cls
 
 
 def check_number(owner: Any, *names: str, within: str, optional: bool = False) -> None:

@@ -7,16 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from unmask.errors import UnknownName, UnmaskError
-from unmask.options import check_choice, check_flag, check_number, check_whole, option
+from unmask.options import check_choice, check_flag, check_number, check_whole, documented, option
 
 CACHES = ("none", "prefix", "dual", "exact")
 MOST_GUIDANCE = 1000  # beyond it, logits overflow
 _LEAST_TEMPERATURE = 1e-30  # divided by less, logits overflow
 
 
+class SettingsFields(TypedDict, total=False):
+    """The fields of `Settings` as keywords of a call, so that type checkers and editors know them."""
+
+    max_tokens: int | None
+    block_size: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    cache: str | None
+    refresh: str
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    early_stop: bool
+    cfg_scale: float
+    suppress_mask_token: bool
+    logits_eos_inf: bool
+    confidence_eos_eot_inf: bool
+    reference_dtype: bool
+
+
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything about one generation that is not the model, the prompt or the policy."""
@@ -100,7 +122,7 @@ class Settings:
                 raise UnknownName("setting", str(key), known)
         return cls(**values)
 
-    def with_(self, **changes: Any) -> Settings:
+    def with_(self, **changes: Unpack[SettingsFields]) -> Settings:
         """These settings with some fields changed."""
         return replace(self, **changes)
 

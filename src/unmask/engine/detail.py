@@ -18,10 +18,15 @@ from unmask.types import Decision, Open, StepEvent, StepView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """What events should tell beyond the commits; each costs time."""
+    """What events should tell beyond the commits; each costs time.
 
-    candidates: int = 5  # likeliest tokens of every open position
-    overlap: bool = False  # the overlap matrix, for policies that have one
+    Attributes:
+        candidates: Likeliest tokens of every open position.
+        overlap: Whether the overlap matrix is told, for policies that have one.
+    """
+
+    candidates: int = 5
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         check_whole(self, "candidates", least=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from unmask.device import fast_module
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.engine.detail import Detail
+from unmask.engine.keywords import Keywords
 from unmask.engine.likelihood import loglikelihood
 from unmask.engine.plan import Plan, plan, quantization_of
 from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, encode_prompt, token_rows
@@ -29,7 +30,7 @@ from unmask.engine.timed import TimedRunner
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy
-from unmask.settings import Settings
+from unmask.settings import Settings, SettingsFields
 from unmask.trace.record import Trace
 from unmask.types import Output, StepEvent, StreamEvent
 
@@ -53,10 +54,12 @@ class Generator:
         return f"<unmask.Generator: {self.spec.name} on {self.model.device}, {self.model.dtype}{weights}>"
 
     @overload
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> Output: ...
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[Keywords]) -> Output: ...
 
     @overload
-    def generate(self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Output]: ...
+    def generate(
+        self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[Keywords]
+    ) -> list[Output]: ...
 
     def generate(
         self,
@@ -69,12 +72,20 @@ class Generator:
         timed: bool = False,
         on_step: Callable[[StepEvent], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
-        **shorthand: Any,
+        **shorthand: Unpack[SettingsFields],
     ) -> Output | list[Output]:
         """Continue a prompt, without a chat template: an Output, or a list of them for a list of prompts.
 
-        `batch_size` prompts are decoded at a time. `trace` records every pass, `timed` where the time goes. `on_step`
-        is called with every event, whose `row` is the number of the prompt; `on_output` with every output, in order.
+        Args:
+            prompt: A text or its token ids, or a list of either.
+            policy: The name of a policy, with the preset of the model's family, or a policy object. None: mean_field.
+            settings: Everything else about decoding. Its fields may be given as keywords instead.
+            trace: Record every pass in `Output.trace`; a Detail says how much of it.
+            batch_size: Prompts decoded at a time.
+            timed: Measure where the time goes, in `Output.timing`.
+            on_step: Called with the event of every pass and prompt; `row` is the number of the prompt.
+            on_output: Called with every output, in the order of the prompts.
+            **shorthand: Any field of Settings: `max_tokens=64, block_size=32`. `help(unmask.Settings)` has them all.
         """
         prompts, single = as_batch(prompt)
         job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
@@ -83,10 +94,10 @@ class Generator:
         return outputs[0] if single else outputs
 
     @overload
-    def chat(self, messages: Sequence[Message], **options: Any) -> Output: ...
+    def chat(self, messages: Sequence[Message], **options: Unpack[Keywords]) -> Output: ...
 
     @overload
-    def chat(self, messages: Sequence[Sequence[Message]], **options: Any) -> list[Output]: ...
+    def chat(self, messages: Sequence[Sequence[Message]], **options: Unpack[Keywords]) -> list[Output]: ...
 
     def chat(
         self,
@@ -99,7 +110,7 @@ class Generator:
         timed: bool = False,
         on_step: Callable[[StepEvent], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
-        **shorthand: Any,
+        **shorthand: Unpack[SettingsFields],
     ) -> Output | list[Output]:
         """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list.
 
@@ -112,10 +123,10 @@ class Generator:
         return outputs[0] if single else outputs
 
     @overload
-    def infill(self, text: str | Sequence[int], **options: Any) -> Output: ...
+    def infill(self, text: str | Sequence[int], **options: Unpack[Keywords]) -> Output: ...
 
     @overload
-    def infill(self, text: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Output]: ...
+    def infill(self, text: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[Keywords]) -> list[Output]: ...
 
     def infill(
         self,
@@ -128,7 +139,7 @@ class Generator:
         timed: bool = False,
         on_step: Callable[[StepEvent], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
-        **shorthand: Any,
+        **shorthand: Unpack[SettingsFields],
     ) -> Output | list[Output]:
         """Fill every mask in the text; the output has the whole text and its token ids, with the holes filled.
 
@@ -150,7 +161,7 @@ class Generator:
         policy: str | Policy | None = None,
         settings: Settings | None = None,
         trace: bool | Detail = False,
-        **shorthand: Any,
+        **shorthand: Unpack[SettingsFields],
     ) -> Iterator[StreamEvent]:
         """Continue one prompt, or answer one conversation, piece by piece.
 
@@ -167,7 +178,7 @@ class Generator:
         policy: str | Policy | None = None,
         settings: Settings | None = None,
         trace: bool | Detail = False,
-        **shorthand: Any,
+        **shorthand: Unpack[SettingsFields],
     ) -> AsyncIterator[StreamEvent]:
         """As `stream`, for `async for`; the model works in a thread. Leaving the `async for` ends the generation."""
         events = self.stream(prompt, policy=policy, settings=settings, trace=trace, **shorthand)
@@ -192,7 +203,7 @@ class Generator:
         policy: str | Policy | None = None,
         settings: Settings | None = None,
         trace: bool | Detail = False,
-        **shorthand: Any,
+        **shorthand: Unpack[SettingsFields],
     ) -> Request:
         """One prompt to continue, or one conversation to answer, for `decode`; raises if it cannot be decoded.
 
@@ -252,7 +263,7 @@ class Generator:
         batch_size: int = 1,
         policy: str | Policy | None = None,
         settings: Settings | None = None,
-        **shorthand: Any,
+        **shorthand: Unpack[SettingsFields],
     ) -> None:
         """Do what the first requests would wait for: compile kernels, take memory, capture graphs.
 

@@ -20,11 +20,15 @@ def load(
 ) -> Generator:
     """A generator for a checkpoint folder, a hub name, or a model that the package carries ('tiny', 'toy').
 
-    device:   'cuda', 'mps' or 'cpu'; default CUDA if there is one, else MPS, else the CPU.
-    dtype:    'float32', 'bfloat16' or 'float16'; default float32 on CPU and MPS, the checkpoint's own on CUDA.
-    quantize: 'fp8' or 'int8' keeps the weights of the blocks in 8 bits with one scale for each output; embedding, head
-              and all computation stay in the dtype. Half the memory of bfloat16; faster on CUDA only.
-    revision, token, cache_dir: for names on the hub.
+    Args:
+        path_or_name: The folder, the name on the hub, 'tiny' or 'toy'.
+        device: 'cuda', 'mps' or 'cpu'; default CUDA if there is one, else MPS, else the CPU.
+        dtype: 'float32', 'bfloat16' or 'float16'; default float32 on CPU and MPS, the checkpoint's own on CUDA.
+        quantize: 'fp8' or 'int8' keeps the weights of the blocks in 8 bits with one scale for each output; embedding,
+            head and all computation stay in the dtype. Half the memory of bfloat16; faster on CUDA only.
+        revision: Branch, tag or commit on the hub; default its main branch.
+        token: Access token of the hub; default the one that this machine has stored.
+        cache_dir: Folder for downloads; default the hub's own.
     """
     return Generator(
         load_model(

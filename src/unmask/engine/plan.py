@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -81,7 +82,7 @@ class Plan:
     @cached_property
     def decision_settings(self) -> Settings:
         """The settings on which a decision depends, all others at their defaults."""
-        return self.settings.with_(**{item.name: item.default for item in fields(Settings) if item.name in _OWN})
+        return replace(self.settings, **{item.name: item.default for item in fields(Settings) if item.name in _OWN})
 
     def ending(self, codec: TextCodec) -> Ending:
         """What ends the text of a request with this plan."""
@@ -110,7 +111,7 @@ class Plan:
 
 
 def plan(
-    model: MaskedLM, policy: str | Policy | None, settings: Settings | None, shorthand: dict[str, Any] | None = None
+    model: MaskedLM, policy: str | Policy | None, settings: Settings | None, shorthand: Mapping[str, Any] | None = None
 ) -> Plan:
     """Fill in what the caller leaves open, and refuse in one line what has no meaning."""
     spec, family = model.spec, preset_name(model.spec)
@@ -164,7 +165,7 @@ def quantization_of(model: MaskedLM) -> str | None:
     return getattr(model, "quantized", None)
 
 
-def _merged(settings: Settings | None, shorthand: dict[str, Any]) -> Settings:
+def _merged(settings: Settings | None, shorthand: Mapping[str, Any]) -> Settings:
     if settings is not None and not isinstance(settings, Settings):
         raise UnmaskError(
             f"settings must be a Settings object, got {type(settings).__name__}; or give its fields as keywords"

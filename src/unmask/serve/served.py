@@ -61,8 +61,8 @@ class Served:
             if length < 1:
                 return
             began = time.perf_counter()
-            options = {"policy": self.policy, "settings": self.settings}
-            llm.warmup(prompt_tokens=length, batch_size=self.config.max_batch_size, **options)
+            rows = self.config.max_batch_size
+            llm.warmup(prompt_tokens=length, batch_size=rows, policy=self.policy, settings=self.settings)
             if llm.model.device.type == "cuda":
                 say(f"warmed up in {time.perf_counter() - began:.1f} s")
 

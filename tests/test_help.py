@@ -1,0 +1,56 @@
+"""What `help` and editors say of the public names: every field and every keyword."""
+
+import inspect
+import re
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+
+import unmask
+from unmask.engine.keywords import Keywords
+from unmask.settings import Settings, SettingsFields
+
+
+def described(thing: object) -> set[str]:
+    """The names that a docstring explains, each at the beginning of a line."""
+    return set(re.findall(r"^ +\**(\w+): ", inspect.getdoc(thing) or "", re.M))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        unmask.Settings,
+        unmask.Detail,
+        unmask.Output,
+        unmask.Usage,
+        unmask.StepEvent,
+        unmask.StepView,
+        unmask.StreamEvent,
+        unmask.Decision,
+        unmask.types.Commit,
+        unmask.types.Timing,
+    ],
+)
+def test_the_help_of_a_class_describes_every_field(kind):
+    assert described(kind) == {item.name for item in fields(kind)}
+
+
+@pytest.mark.parametrize("function", [unmask.load, unmask.Generator.generate])
+def test_the_help_of_a_function_describes_every_parameter(function):
+    assert described(function) == set(inspect.signature(function).parameters) - {"self"}
+
+
+def test_the_keywords_of_a_call_are_the_fields_of_settings():
+    known = get_type_hints(Settings)
+    assert get_type_hints(SettingsFields) == {item.name: known[item.name] for item in fields(Settings)}
+
+
+@pytest.mark.parametrize("method", ["generate", "chat", "infill"])
+def test_the_keywords_that_overloads_know_are_those_of_the_call(method):
+    parameters = inspect.signature(getattr(unmask.Generator, method)).parameters.values()
+    own = {item.name for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert set(get_type_hints(Keywords)) - set(SettingsFields.__annotations__) == own
+    assert all(
+        get_type_hints(getattr(unmask.Generator, method))[name] == get_type_hints(Keywords)[name] for name in own
+    )
