@@ -29,6 +29,7 @@ def described(thing: object) -> set[str]:
         unmask.StreamEvent,
         unmask.Decision,
         unmask.types.Commit,
+        unmask.types.Open,
         unmask.types.Timing,
     ],
 )

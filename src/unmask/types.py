@@ -28,26 +28,46 @@ class StepView:
     Only `logits` and `masked` are required. Logits are aligned with positions. The mask token's logit is -inf, unless
     the settings allow it. Logits may be in the model's half precision: `working` gives them in the dtype to compute in.
     Columns past the end of a short block are not masked, and hold the token -1.
+
+    Attributes:
+        logits: Predictions for the positions of the block.
+        masked: Positions that may be committed now.
+        proposed: Token for each position; default: the arg max.
+        tokens: What stands in the block before this pass.
+        decoded: Positions filled earlier in this generation, so a policy may open them again.
+        start: Absolute position of the first column; default 0.
+        step: Passes already spent on this block; default 0.
+        remaining: Masks left in the row; default: those of the block.
+        total: Masks the row began with; default k.
+        uniform: Fresh uniform numbers from the row's own seed.
+        sequence_logits: Logits before temperature, for every position of the canvas.
+        sequence_masked: Open positions of the canvas.
+        length: Length of each row's canvas without padding; None: n.
+        attention: Query x key, mean over heads and over the policy's layers.
+        shadow_logits: Each position predicted without seeing its own token.
+        open_at_most: No row has more open positions, if that is known without asking the device.
+        model_dtype: Dtype of the model's own logits; None: that of `logits`.
+        exact_dtype: Score in the logits' own dtype, as some public code does, instead of float32.
     """
 
     logits: Float[Tensor, "b k v"]
-    masked: Bool[Tensor, "b k"]  # positions that may be committed now
-    proposed: Int[Tensor, "b k"] = None  # ty: ignore[invalid-assignment]  token for each position; default: arg max
-    tokens: Int[Tensor, "b k"] | None = None  # what stands in the block before this pass
-    decoded: Bool[Tensor, "b k"] | None = None  # filled earlier in this generation, so a policy may open it again
-    start: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  absolute position of the first column; default 0
-    step: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  passes already spent on this block; default 0
-    remaining: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  masks left in the row; default: in the block
-    total: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]  masks the row began with; default k
-    uniform: Float[Tensor, "b k"] | None = None  # fresh uniform numbers from the row's own seed
-    sequence_logits: Float[Tensor, "b n v"] | None = None  # before temperature, for every position of the canvas
+    masked: Bool[Tensor, "b k"]
+    proposed: Int[Tensor, "b k"] = None  # ty: ignore[invalid-assignment]
+    tokens: Int[Tensor, "b k"] | None = None
+    decoded: Bool[Tensor, "b k"] | None = None
+    start: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]
+    step: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]
+    remaining: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]
+    total: Int[Tensor, " b"] = None  # ty: ignore[invalid-assignment]
+    uniform: Float[Tensor, "b k"] | None = None
+    sequence_logits: Float[Tensor, "b n v"] | None = None
     sequence_masked: Bool[Tensor, "b n"] | None = None
-    length: Int[Tensor, " b"] | None = None  # of each row's canvas without padding; None: n
-    attention: Float[Tensor, "b n n"] | None = None  # query x key, mean over heads and over the policy's layers
-    shadow_logits: Float[Tensor, "b k v"] | None = None  # each position predicted without seeing its own token
-    open_at_most: int | None = None  # no row has more open positions, if that is known without asking the device
-    model_dtype: torch.dtype | None = None  # of the model's own logits; None: that of `logits`
-    exact_dtype: bool = False  # score in the logits' own dtype, as some public code does, instead of float32
+    length: Int[Tensor, " b"] | None = None
+    attention: Float[Tensor, "b n n"] | None = None
+    shadow_logits: Float[Tensor, "b k v"] | None = None
+    open_at_most: int | None = None
+    model_dtype: torch.dtype | None = None
+    exact_dtype: bool = False
 
     def __post_init__(self) -> None:
         rows = self.masked.shape[0]
@@ -73,24 +93,43 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a policy wants done in this pass. An empty commit is completed by `policies.with_progress`."""
+    """What a policy wants done in this pass. An empty commit is completed by `policies.with_progress`.
+
+    Attributes:
+        commit: Positions to write.
+        score: Order of the positions; larger means sooner.
+        remask: Decoded positions of the block to open again.
+        wait: Rows that idle on purpose in this pass.
+        tokens: What to write, where it is not the proposed token.
+        intensity: For the trace: mean-field commit intensity.
+        overlap: For the trace: normalised predictive overlap.
+    """
 
     commit: Bool[Tensor, "b k"]
-    score: Float[Tensor, "b k"]  # larger means sooner
-    remask: Bool[Tensor, "b k"] | None = None  # decoded positions of the block to open again
-    wait: Bool[Tensor, " b"] | None = None  # rows that idle on purpose in this pass
-    tokens: Int[Tensor, "b k"] | None = None  # what to write, where it is not the proposed token
-    intensity: Float[Tensor, "b k"] | None = None  # for the trace: mean-field commit intensity
-    overlap: Float[Tensor, "b k k"] | None = None  # for the trace: normalised predictive overlap
+    score: Float[Tensor, "b k"]
+    remask: Bool[Tensor, "b k"] | None = None
+    wait: Bool[Tensor, " b"] | None = None
+    tokens: Int[Tensor, "b k"] | None = None
+    intensity: Float[Tensor, "b k"] | None = None
+    overlap: Float[Tensor, "b k k"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One position that was written; the figures are there when a trace is recorded."""
+    """One position that was written; the figures are there when a trace is recorded.
+
+    Attributes:
+        position: Where it was written; the prompt begins at 0.
+        token_id: The token.
+        text: How the token reads alone; None: the request has no text.
+        probability: Of that token, in the distribution that the policy saw.
+        margin: Log-probability of the best token less that of the second best.
+        intensity: The policy's commit intensity; None for policies that have none.
+    """
 
     position: int
     token_id: int
-    text: str | None = None  # how the token reads alone; None: the request has no text
+    text: str | None = None
     probability: float | None = None
     margin: float | None = None
     intensity: float | None = None
@@ -102,29 +141,50 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """A position of the block that was open before the commits of a pass; there when a trace is recorded."""
+    """A position of the block that was open before the commits of a pass; there when a trace is recorded.
+
+    Attributes:
+        position: Where it is; the prompt begins at 0.
+        candidates: The likeliest tokens as (token id, probability), best first.
+        score: The policy's; larger means sooner.
+        margin: Log-probability of the best token less that of the second best.
+        intensity: The policy's commit intensity; None for policies that have none.
+    """
 
     position: int
-    candidates: tuple[tuple[int, float], ...]  # (token id, probability), best first
-    score: float  # of the policy; larger means sooner
+    candidates: tuple[tuple[int, float], ...]
+    score: float
     margin: float
     intensity: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvent:
-    """What one forward pass did to one row."""
+    """What one forward pass did to one row.
+
+    Attributes:
+        row: Number of the prompt in its batch.
+        step: Forward passes that the row had seen before this one, across blocks.
+        block: First position of the block, and the one behind its last.
+        committed: What was written, in the order of the positions.
+        remasked: Positions that were opened again.
+        refreshed: Whether the pass renewed the row's whole cache.
+        open: Positions that were open before the commits, in their order; None: no trace is recorded.
+        overlap: Normalised predictive overlap of the positions of `open`; None: not asked for, or the policy has none.
+        finished: Whether the row is done: no pass will follow for it.
+        error: Why the row could not be decoded to its end; rows without an error go on.
+    """
 
     row: int
-    step: int  # forward passes this row had seen before
-    block: tuple[int, int]  # absolute, half-open
+    step: int
+    block: tuple[int, int]
     committed: tuple[Commit, ...]
     remasked: tuple[int, ...] = ()
-    refreshed: bool = False  # the pass renewed the row's whole cache
-    open: tuple[Open, ...] | None = None  # in the order of their positions; None: no trace is recorded
-    overlap: list[list[float]] | None = None  # over the positions of `open`
-    finished: bool = False  # no pass will follow for this row
-    error: UnmaskError | None = None  # why the row could not be decoded to its end; rows without an error go on
+    refreshed: bool = False
+    open: tuple[Open, ...] | None = None
+    overlap: list[list[float]] | None = None
+    finished: bool = False
+    error: UnmaskError | None = None
 
     def __repr__(self) -> str:
         parts = [f"committed={len(self.committed)}"]
@@ -137,7 +197,13 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a generation cost."""
+    """What a generation cost.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        completion_tokens: Tokens of the text, up to its end.
+        forward_passes: Passes until the last position was filled.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -146,7 +212,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds that a generation took: its row's share of the time of the batch."""
+    """Seconds that a generation took: its row's share of the time of the batch.
+
+    Attributes:
+        model_s: In forward passes of the model.
+        policy_s: In decisions of the policy.
+        rest_s: In everything else.
+    """
 
     model_s: float
     policy_s: float
@@ -158,16 +230,26 @@ class Output:
     """One finished generation.
 
     `text`, `token_ids` and the usage end before the first end-of-text or stop match; those of an infill are whole.
+
+    Attributes:
+        text: The text, without the prompt.
+        token_ids: Its tokens.
+        finish_reason: 'stop' if the text ended by itself or by a stop match, 'length' if the room was used up.
+        usage: Tokens and forward passes.
+        canvas_ids: Every token decoded, also past the end of the text.
+        step_map: The forward pass that committed each of `canvas_ids`.
+        trace: What every pass did, with `trace=True`.
+        timing: Where the time went, with `timed=True`.
     """
 
     text: str
     token_ids: list[int]
-    finish_reason: str  # 'stop' or 'length'
+    finish_reason: str
     usage: Usage
-    canvas_ids: list[int]  # every token decoded, also past the end of the text
-    step_map: list[int]  # the forward pass that committed each of `canvas_ids`
+    canvas_ids: list[int]
+    step_map: list[int]
     trace: Trace | None = field(default=None, repr=False)
-    timing: Timing | None = field(default=None, repr=False)  # with `timed=True`
+    timing: Timing | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without trace and timing."""
@@ -181,6 +263,11 @@ class StreamEvent:
     """A piece of text that will not change any more; the last event carries the whole output.
 
     A text that cannot be decoded to its end has no output: its last event's step says why.
+
+    Attributes:
+        text_delta: Text that follows what earlier events gave.
+        step: What the pass did; None for a request that was abandoned before it began.
+        output: The whole output, in the last event.
     """
 
     text_delta: str
