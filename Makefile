@@ -43,9 +43,10 @@ $(HOSTS): | $(CORE)
 demo: $(CORE)
 	$(BIN)/python examples/demo.py
 
-# The pages of docs/ as a site in site/, to be opened from the folder. A warning is an error.
+# The pages of docs/ as a site in site/. A warning is an error.
 docs: setup
-	$(BIN)/zensical build --strict
+	$(BIN)/zensical build --clean --strict
+	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
 lint: setup
 	$(BIN)/ruff check .
