@@ -22,7 +22,7 @@ def option(default: Any, about: str, *names: str, **more: Any) -> Any:
 
 
 def documented(cls: type[T]) -> type[T]:
-    """Add every field's help text to the docstring of the class, for `help` and for the API reference."""
+    """Add every field's help text to the docstring of the class, for `help`."""
     told = [f"        {item.name}: {item.metadata['help']}" for item in fields(cls)]  # ty: ignore[invalid-argument-type]
     cls.__doc__ = "\n".join([f"{cls.__doc__}\n\n    Attributes:", *told, "    "])
     return cls
