@@ -3,13 +3,13 @@ mean-field decoding. Watch the answers fill in; in a pipe, a few still pictures 
 """
 
 import time
+from contextlib import nullcontext
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 import unmask
 from unmask import sandbox, tasks
+from unmask.live import CanvasView, decoded
 
 TITLES = {
     "sudoku": "A Sudoku (any valid board counts)",
@@ -21,51 +21,29 @@ POLICIES = {"fixed": "one token per pass", "mean_field": "mean-field"}
 console = Console(highlight=False)
 
 
-class Picture:
-    """The answer as it stands after every pass: a dot for an open position, new tokens in green."""
-
-    def __init__(self, llm: unmask.Generator, *, as_board: bool) -> None:
-        self.llm, self.as_board = llm, as_board
-        self.tokens: dict[int, str] = {}
-        self.frames: list[Text] = []
-        self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-
-    def on_step(self, event: unmask.StepEvent) -> None:
-        for commit in event.committed:
-            ends = commit.token_id in self.llm.spec.end_ids
-            self.tokens[commit.position] = "" if ends else self.llm.codec.token_text(commit.token_id)
-        self.frames.append(self.draw(event.block, {commit.position for commit in event.committed}))
-        if self.live:
-            self.live.update(self.frames[-1], refresh=True)
-
-    def draw(self, block: tuple[int, int], fresh: set[int]) -> Text:
-        frame = Text()
-        first = min(block[0], *self.tokens) if self.tokens else block[0]
-        last = first + 81 if self.as_board else max(block[1], *self.tokens) if self.tokens else block[1]
-        for place, position in enumerate(range(first, last)):
-            frame.append(self.tokens.get(position, "·"), style="bold green" if position in fresh else "")
-            if self.as_board:
-                frame.append("\n" * (1 + (place in (26, 53))) if place % 9 == 8 else "  " if place % 3 == 2 else " ")
-        return frame
-
-    def stills(self) -> list[tuple[int, Text]]:
-        return [(index + 1, self.frames[index]) for index in sorted({0, len(self.frames) // 2, len(self.frames) - 1})]
+def as_board(place: int) -> str:
+    """White space behind each digit of a Sudoku: three boxes side by side, and three below one another."""
+    if place >= 81:
+        return ""
+    return "\n" * (1 + (place in (26, 53))) if place % 9 == 8 else "  " if place % 3 == 2 else " "
 
 
-def solve(llm: unmask.Generator, task: tasks.Task, item: tasks.Item, policy: str, picture: Picture) -> str:
+def solve(llm: unmask.Generator, name: str, item: tasks.Item, policy: str) -> str:
     """Decode one item while it is drawn, and say what it cost and whether it is right."""
     console.print(f"{POLICIES[policy]}:", style="bold")
+    task = tasks.get(name)
     settings = unmask.Settings(max_tokens=task.max_tokens, block_size=task.block_size)
-    began = time.perf_counter()
-    if picture.live:
-        with picture.live:
-            output = llm.generate(item.prompt, policy=policy, settings=settings, on_step=picture.on_step)
-    else:
-        output = llm.generate(item.prompt, policy=policy, settings=settings, on_step=picture.on_step)
-        for number, frame in picture.stills():
-            console.print(f"after pass {number}")
-            console.print(frame)
+    request = llm.request(item.prompt, policy=policy, settings=settings)
+    view = CanvasView(request, **({"after": as_board} if name == "sudoku" else {}))
+    began, frames, output = time.perf_counter(), [], None
+    with view.on(console, keep=True) if console.is_terminal else nullcontext():
+        for event in decoded(llm, request):
+            view.hear(event.step)
+            frames.append(view.frame(console.width))
+            output = event.output
     seconds = time.perf_counter() - began
+    for index in [] if console.is_terminal else sorted({0, len(frames) // 2, len(frames) - 1}):
+        console.print(f"after pass {index + 1}", frames[index], sep="\n")
     try:
         verdict = "right" if task.check(item, output.text) else "wrong"
     except sandbox.NoSandbox:
@@ -77,11 +55,10 @@ def main() -> None:
     began = time.perf_counter()
     llm = unmask.load("tiny", device="cpu")
     for name, title in TITLES.items():
-        task = tasks.get(name)
-        [item] = task.generate(seed=3, n=1)
+        [item] = tasks.get(name).generate(seed=3, n=1)
         console.rule(title)
         console.print(f"{item.prompt}\n", markup=False, soft_wrap=True)
-        lines = [solve(llm, task, item, policy, Picture(llm, as_board=name == "sudoku")) for policy in POLICIES]
+        lines = [solve(llm, name, item, policy) for policy in POLICIES]
         console.print("\n" + "\n".join(lines) + "\n")
     console.print(f"Loaded and solved in {time.perf_counter() - began:.0f} s on this machine.")
     console.print('Next: unmask generate "Countdown: 86,28,13,31,96", unmask policies, docs/getting-started.md')

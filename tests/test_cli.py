@@ -92,7 +92,7 @@ def test_a_model_is_quantised_on_request(quantize, capsys, tmp_path, monkeypatch
     assert capsys.readouterr().out.strip().endswith("=12")
     assert Trace.load(path).header["quantize"] == quantize
     opened = []
-    monkeypatch.setattr("unmask.terminal.converse", lambda talk, about: opened.append(talk.llm))
+    monkeypatch.setattr("unmask.terminal.converse", lambda talk, about, live: opened.append(talk.llm))
     assert run(["chat", "--device", "cpu", "--quantize", quantize]) == 0
     assert opened[0].model.quantized == quantize
 
@@ -163,12 +163,12 @@ def test_help_tells_every_default(capsys):
         assert default in text
 
 
-def test_an_interrupt_gets_one_line_and_exit_status_1(capsys, monkeypatch):
+def test_an_interrupt_gets_one_line_and_exit_status_130(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Generator, "generate", interrupted)
-    assert run(["generate", "--model", "toy", "x"]) == 1
+    monkeypatch.setattr(Generator, "run", interrupted)
+    assert run(["generate", "--model", "toy", "x"]) == 130
     assert capsys.readouterr().err == "unmask: interrupted\n"
 
 
@@ -180,21 +180,29 @@ def test_a_full_disk_gets_one_line_and_exit_status_1(capsys, monkeypatch):
     assert capsys.readouterr().err == "unmask: [Errno 28] No space left on device\n"
 
 
-def test_an_interrupted_answer_leaves_the_conversation_as_it_was(capsys, monkeypatch):
-    answers = iter([KeyboardInterrupt, None])
-    real = Conversation.say
+class Typed(io.StringIO):
+    """Lines that someone types."""
 
-    def say(self, text):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_an_interrupted_answer_leaves_the_conversation_as_it_was(typed, capsys, monkeypatch):
+    answers = iter([KeyboardInterrupt, None])
+    real = Conversation.request
+
+    def request(self, text):
         if next(answers) is KeyboardInterrupt:
             raise KeyboardInterrupt
         return real(self, text)
 
-    monkeypatch.setattr(Conversation, "say", say)
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
-    assert run(["chat", "--model", "toy", "--max-tokens", "5"]) == 0
+    monkeypatch.setattr(Conversation, "request", request)
+    monkeypatch.setattr("sys.stdin", (Typed if typed else io.StringIO)("one\ntwo\n"))
+    assert run(["chat", "--model", "toy", "--max-tokens", "5"]) == (0 if typed else 130)
     captured = capsys.readouterr()
-    assert captured.out == f"{SENTENCE[:5]}\n"
-    assert "goes on as before" in captured.err
+    assert captured.out.endswith(f"{SENTENCE[:5]}\n> " if typed else "")
+    assert ("goes on as before" if typed else "unmask: interrupted\n") in captured.err
 
 
 WRONG = {

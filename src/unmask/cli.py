@@ -1,6 +1,7 @@
 """The command line: verbs only. A command parses, calls the library, prints; torch is imported when the work begins.
 
-Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work failed, 2 the command was wrong.
+Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work failed, 2 the command was wrong, 130
+the user ended it with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import typer
 
 from unmask import flags, terminal
 from unmask.bench.workload import RuleWorkload, Workload
-from unmask.errors import OutOfMemory, UnmaskError, WorkFailed
+from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
 from unmask.serve.config import ServerConfig
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
     from unmask.types import Output
 
+INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 # The base class of errors about the command itself; newer releases of typer carry a click of their own.
 _UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
@@ -51,6 +53,12 @@ def root(
     """Decode with masked diffusion language models (LLaDA, Dream): many tokens per forward pass, safely."""
 
 
+def _open(chosen: flags.Model) -> tuple[Any, Any]:
+    """The model and the policy, with a sign of life while a large model loads."""
+    with terminal.loading(chosen.model) as on_bytes:
+        return chosen.open(on_bytes=on_bytes)
+
+
 @app.command()
 @flags.with_flags(Settings)
 @flags.with_flags(flags.Model)
@@ -66,27 +74,28 @@ def generate(
     trace: Annotated[Path | None, typer.Option(help="Record every forward pass to this file (JSON lines).")] = None,
     trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 32,
+    live: flags.Live = None,
     as_json: flags.Json = False,
 ) -> None:
     """Continue one or more prompts (or fill the masks in them)."""
     texts = flags.read_prompts(prompts, file)
     flags.check_writable(trace)
-    llm, policy = chosen.open()
-    terminal.note(chosen.about(texts))
-    call, asked = flags.way_to_ask(llm, texts, chat=chat, infill=infill)
     detail = flags.detail(trace, overlap=trace_overlap)
-    if len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill or trace):
-        terminal.show_stream(llm.stream(asked[0], policy=policy, settings=settings))
-        return
-    options = {"policy": policy, "settings": settings, "trace": detail, "batch_size": batch_size}
+    watched = terminal.watches(live, prompts=len(texts), as_json=as_json)
+    llm, policy = _open(chosen)
+    terminal.note(chosen.about(texts))
+    options = {"policy": policy, "settings": settings, "trace": detail}
+    requests = flags.requests_for(llm, texts, chat=chat, infill=infill, **options)
 
     def show(output: Output) -> None:
-        print(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text, flush=True)
+        terminal.show_text(output.text) if not as_json else print(json.dumps(output.to_dict(), ensure_ascii=False))
 
-    with terminal.progress(len(asked)) as on_step:
-        outputs = call(asked, on_step=on_step, on_output=show, **options)
-    if trace:
-        flags.save_traces(outputs, trace)
+    with flags.traces_saved(requests, trace):
+        if watched or (len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill)):
+            terminal.show_answer(llm, requests[0], live=watched, show=show)
+        else:
+            with terminal.progress(len(requests)) as on_step:
+                llm.run(requests, batch_size=batch_size, on_step=on_step, on_output=show)
 
 
 @app.command()
@@ -96,13 +105,15 @@ def chat(
     chosen: flags.Model,
     settings: Settings,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    live: flags.Live = None,
 ) -> None:
     """Talk with a model; /help lists the commands of the conversation."""
     from unmask.conversation import Conversation
 
-    llm, policy = chosen.open()
+    watched = terminal.watches(live)
+    llm, policy = _open(chosen)
     talk = Conversation(llm, policy=policy, settings=settings, system=system)
-    terminal.converse(talk, chosen.about)
+    terminal.converse(talk, chosen.about, live=watched)
 
 
 @app.command()
@@ -119,7 +130,7 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
         serving.Fleet(chosen.open, config, cluster=backend, **how).run()
         return
     with serving.bind(config) as bound:
-        llm, policy = chosen.open()
+        llm, policy = _open(chosen)
         serving.Server(llm, config, policy=policy, **how).run(bound)
 
 
@@ -155,7 +166,7 @@ def batch(
         with terminal.batch_progress() as on_progress, backend.quiet():
             done = files.run(source, target, answer, on_progress=on_progress)
     except KeyboardInterrupt:
-        raise WorkFailed(f"interrupted; every finished answer is in {target}, the same command goes on") from None
+        raise Interrupted(f"interrupted; every finished answer is in {target}, the same command goes on") from None
     terminal.note(terminal.summary_of(done))
 
 
@@ -216,7 +227,7 @@ def evaluate(
             finished = measure(chosen, out=folder, load=load, command=command, fresh=fresh, say=say, **heard)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
-        raise WorkFailed(f"interrupted; every finished item is in {folder}, {again} goes on") from None
+        raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
     if finished.reused:
         terminal.note(f"cells reused: {', '.join(f'{n} from {name}' for name, n in finished.reused.items())}")
     elif not finished.new_cells:
@@ -317,19 +328,21 @@ def run(arguments: list[str]) -> int:
             sys.stdout.flush()
     except _UsageError as error:
         return _complain(flags.complaint_of(error), 2)
+    except Interrupted as error:
+        return _complain(str(error), INTERRUPTED)
     except (WorkFailed, OutOfMemory) as error:
         return _complain(str(error), 1)
     except UnmaskError as error:
         return _complain(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", 1)
+        return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except (OSError, UnicodeEncodeError, MemoryError) as error:
         return _complain(str(error) or "out of memory", 1)
     # Newer releases of typer turn an interrupt into this status.
-    return _complain("interrupted", 1) if status == 130 else status or 0
+    return _complain("interrupted", INTERRUPTED) if status == INTERRUPTED else status or 0
 
 
 def _complain(message: str, status: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from unmask import flags
@@ -11,8 +10,8 @@ from unmask.settings import Settings
 
 if TYPE_CHECKING:
     from unmask.engine.generator import Generator
+    from unmask.engine.scheduler import Request
     from unmask.policies import Policy
-    from unmask.types import StreamEvent
 
 HELP = (
     "/reset forgets the conversation; /policy NAME [key=value ...] changes the policy; /policy shows it; /quit leaves"
@@ -45,10 +44,13 @@ class Conversation:
             return " ".join(f"{key}={value}" for key, value in describe(self.policy).items())
         raise UnmaskError(f"unknown command {verb!r}; {HELP}")
 
-    def say(self, text: str) -> Iterator[StreamEvent]:
-        """Answer piece by piece; the exchange is remembered once the answer is complete."""
-        asked = [*self.messages, {"role": "user", "content": text}]
-        for event in self.llm.stream(asked, policy=self.policy, settings=self.settings):
-            yield event
-            if event.output is not None:
-                self.messages = [*asked, {"role": "assistant", "content": event.output.text}]
+    def request(self, text: str) -> Request:
+        """The request for an answer to the text."""
+        return self.llm.request(self._asked(text), policy=self.policy, settings=self.settings)
+
+    def remember(self, text: str, answer: str) -> None:
+        """Keep an exchange that is complete."""
+        self.messages = [*self._asked(text), {"role": "assistant", "content": answer}]
+
+    def _asked(self, text: str) -> list[dict[str, str]]:
+        return [*self.messages, {"role": "user", "content": text}]

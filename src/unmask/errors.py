@@ -1,7 +1,7 @@
 """Errors that the caller can mend.
 
 Every message is one line that names the thing, the value and the way out. The command line prints it and exits with 2;
-with 1 if the request was fine, but work failed or memory ran out.
+with 1 if the request was fine, but work failed or memory ran out; with 130 if the user ended the work.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class CheckpointError(UnmaskError):
 
 class WorkFailed(UnmaskError):
     """The request was fine, but the work failed."""
+
+
+class Interrupted(WorkFailed):
+    """The user ended the work; the message says what is kept."""
 
 
 class OutOfMemory(UnmaskError):

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from collections.abc import Generator as Yields
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import typer
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import Interrupted, UnknownName, UnmaskError
 from unmask.options import option
 from unmask.remote.config import ClusterConfig
 from unmask.serve.config import ServerConfig
@@ -27,14 +28,18 @@ if TYPE_CHECKING:
     from unmask.bench.workload import Workload
     from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
+    from unmask.engine.scheduler import Request
     from unmask.evals.executor import Executor
     from unmask.evals.recipe import Checkpoint
     from unmask.evals.store import CellFolder
     from unmask.models.base import MaskedLM, ModelSpec
     from unmask.policies import Policy
     from unmask.report.measured import Measured
-    from unmask.types import Output
 
+Live = Annotated[
+    bool | None,
+    typer.Option("--live/--no-live", help="Show the canvas as it fills. [default: one prompt, on a terminal]"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 SET = ("--set",)
 
@@ -62,15 +67,15 @@ class Model(Device):
     policy: str | None = option(None, "Which positions to commit: see `unmask policies`. [default: mean_field]")
     set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
 
-    def load(self) -> Generator:
+    def load(self, **more: Any) -> Generator:
         from unmask.engine.load import load
 
-        where = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize, "revision": self.revision}
-        return load(self.model, **where)
+        more |= {"device": self.device, "dtype": self.dtype, "quantize": self.quantize, "revision": self.revision}
+        return load(self.model, **more)
 
-    def open(self) -> tuple[Generator, Policy]:
-        """The model, and the policy for it."""
-        llm = self.load()
+    def open(self, **more: Any) -> tuple[Generator, Policy]:
+        """The model, and the policy for it; `more` is for `load`."""
+        llm = self.load(**more)
         return llm, choose_policy(llm.spec, self.policy, self.set_)
 
     def about(self, prompts: list[str]) -> str | None:
@@ -303,20 +308,27 @@ def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
     return Detail(overlap=overlap)
 
 
-def way_to_ask(llm: Generator, texts: list[str], *, chat: bool, infill: bool) -> tuple[Callable[..., Any], list[Any]]:
-    """The method of the generator to call, and the prompts in the form that it takes."""
+def requests_for(llm: Generator, texts: list[str], *, chat: bool, infill: bool, **options: Any) -> list[Request]:
+    """A request for each text, all of them checked."""
     if chat and infill:
         raise UnmaskError("--chat and --infill exclude each other")
-    if chat:
-        return llm.chat, [[{"role": "user", "content": text}] for text in texts]
-    return (llm.infill if infill else llm.generate), list(texts)
+    prompts: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else list(texts)
+    return [llm.request(prompt, infill=infill, **options) for prompt in prompts]
 
 
-def save_traces(outputs: list[Output], path: Path) -> None:
-    """All traces of a run in one file."""
+@contextlib.contextmanager
+def traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
+    """Write the traces of all requests to one file in the end, also if the work fails or is interrupted."""
     from unmask.trace.record import Trace
 
-    Trace.join([output.trace for output in outputs if output.trace is not None]).save(path)
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "" if path is None else f"; {path} has the passes up to here"
+        raise Interrupted(f"interrupted{kept}") from None
+    finally:
+        if path is not None:
+            Trace.join([request.trace for request in requests if request.trace is not None]).save(path)
 
 
 def command_line() -> str:

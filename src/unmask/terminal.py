@@ -5,43 +5,102 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from unmask.errors import UnmaskError
+from unmask.live import CanvasView, decoded, visible
 
 if TYPE_CHECKING:
     from unmask.batch.files import Progress as BatchProgress
     from unmask.conversation import Conversation
+    from unmask.engine.generator import Generator as Model
+    from unmask.engine.scheduler import Request
     from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
     from unmask.report.table import Column, Shown
     from unmask.report.table import Table as Described
-    from unmask.types import StepEvent, StreamEvent
+    from unmask.types import Output, StepEvent
 
 
 def _stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def show_stream(events: Iterable[StreamEvent]) -> None:
-    """Print text as it becomes certain, then what it cost on stderr."""
-    began = time.perf_counter()
-    for event in events:
-        sys.stdout.write(event.text_delta if event.output is None else f"{event.text_delta}\n")
-        sys.stdout.flush()
-        if event.output is not None:
-            usage, seconds = event.output.usage, time.perf_counter() - began
-            cost = f"{usage.completion_tokens} tokens, {usage.forward_passes} forward passes, {seconds:.1f} s"
-            _stderr().print(cost, style="dim")
+def watches(wanted: bool | None, *, prompts: int = 1, as_json: bool = False) -> bool:
+    """Whether to draw the canvas as it fills, on stderr: if it is wanted, or by default for one text on a terminal."""
+    console = _stderr()
+    able = console.is_terminal and not console.is_dumb_terminal
+    if wanted is None:
+        return able and prompts == 1 and not as_json and is_terminal(sys.stdout)
+    if wanted and prompts > 1:
+        raise UnmaskError(f"--live shows one prompt, got {prompts}")
+    if wanted and not able:
+        raise UnmaskError("--live needs a terminal that can be drawn on; leave it out")
+    return wanted
+
+
+def show_text(text: str, end: str = "\n") -> None:
+    """Text of a model on stdout: as it is, but on a terminal without what would command the terminal."""
+    sys.stdout.write((visible(text) if is_terminal(sys.stdout) else text) + end)
+    sys.stdout.flush()
+
+
+def show_answer(
+    llm: Model, request: Request, *, live: bool, show: Callable[[Output], None] = lambda output: show_text(output.text)
+) -> Output:
+    """Decode a request and show its text, then what it cost on stderr.
+
+    Live, the canvas is drawn until it is full, and then gives way to what `show` prints. Else text is printed as it
+    becomes certain.
+    """
+    began, output, view = time.perf_counter(), None, CanvasView(request)
+    with view.on(_stderr()) if live else nullcontext():
+        for event in decoded(llm, request):
+            view.hear(event.step)
+            output = event.output
+            if not live:
+                show_text(event.text_delta, end="" if output is None else "\n")
+    assert output is not None
+    if live:
+        show(output)
+    usage, seconds = output.usage, time.perf_counter() - began
+    cost = f"{usage.completion_tokens} tokens, {usage.forward_passes} forward passes, {seconds:.1f} s"
+    _stderr().print(cost, style="dim")
+    return output
+
+
+LOADING_S = 1.0  # of loading, before a bar is shown
+
+
+@contextmanager
+def loading(name: str) -> Generator[Callable[[int, int], None]]:
+    """A bar on stderr that counts bytes of weights; nothing where stderr is no terminal, or for a small model."""
+    console = _stderr()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task, began = bar.add_task(f"loading {name}"), 0.0
+
+    def on_bytes(done: int, total: int) -> None:
+        nonlocal began
+        began = began or time.monotonic()
+        if time.monotonic() - began > LOADING_S:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield on_bytes
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager
@@ -169,8 +228,8 @@ def status(message: str) -> AbstractContextManager[Any]:
     return Console(stderr=True).status(message)
 
 
-def converse(talk: Conversation, about: Callable[[list[str]], str | None]) -> None:
-    """Read lines from the user until the end of input; answers are streamed, commands and errors go to stderr.
+def converse(talk: Conversation, about: Callable[[list[str]], str | None], *, live: bool) -> None:
+    """Read lines from the user until the end of input; answers are shown, commands and errors go to stderr.
 
     `about` gives a note on prompts that the model was not trained for; the note is shown once.
     """
@@ -193,8 +252,11 @@ def converse(talk: Conversation, about: Callable[[list[str]], str | None]) -> No
             elif line:
                 if told is None:
                     note(told := about([line]))
-                show_stream(talk.say(line))
+                output = show_answer(talk.llm, talk.request(line), live=live)
+                talk.remember(line, output.text)
         except KeyboardInterrupt:
+            if not interactive:
+                raise
             aside.print("\ninterrupted; the conversation goes on as before")
         except UnmaskError as error:
             if not interactive:

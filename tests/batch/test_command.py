@@ -99,7 +99,7 @@ def test_a_second_process_is_refused_and_an_interrupt_says_how_to_go_on(tmp_path
         assert capsys.readouterr().err.splitlines() == [said]
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
-        assert process.returncode == 1
+        assert process.returncode == 130
     again = f"unmask: interrupted; every finished answer is in {target}, the same command goes on"
     assert err.splitlines() == ["unmask: 0 of 300 requests", again]
     assert 1 <= len(answers_in(target)) < 300

@@ -81,7 +81,7 @@ def test_an_interrupt_says_how_to_go_on(
 
     monkeypatch.setattr(LocalExecutor, "load", interrupt)
     out = str(recipe_file.parent / "run")
-    assert cli.run(["eval", str(recipe_file), "--out", out]) == 1
+    assert cli.run(["eval", str(recipe_file), "--out", out]) == 130
     error = capsys.readouterr().err
     assert (
         error

@@ -163,7 +163,7 @@ def test_the_result_line_of_a_row_that_failed_says_why():
 def test_a_repr_is_one_short_line(out):
     event = StepEvent(row=0, step=3, block=(10, 42), committed=(Commit(position=1, token_id=2, text="x" * 999),) * 5)
     assert repr(event) == "StepEvent(row=0, step=3, block=(10, 42), committed=5)"
-    last = list(unmask.load("toy").stream("Hello", max_tokens=300, trace=True, policy="fixed"))[-1]
+    last = list(unmask.load("toy").stream("Hello", max_tokens=20, trace=True, policy="fixed"))[-1]
     assert "open=1, finished=True" in repr(last)
     failed = StepEvent(row=0, step=0, block=(0, 1), committed=(), error=UnmaskError("no " * 500))
     for shown in (last, out.trace, event.committed[0], failed):

@@ -7,7 +7,7 @@ that is for the loop and the policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
@@ -90,7 +90,7 @@ class Generator:
         prompts, single = as_batch(prompt)
         job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
         requests = [self._continuing(self._encode(p), job, detail) for p in prompts]
-        outputs = self._run(requests, batch_size, timed, on_step, on_output)
+        outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
         return outputs[0] if single else outputs
 
     @overload
@@ -119,7 +119,7 @@ class Generator:
         conversations, single = as_conversations(messages)
         job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
         requests = [self._continuing(self.codec.chat(one), job, detail) for one in conversations]
-        outputs = self._run(requests, batch_size, timed, on_step, on_output)
+        outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
         return outputs[0] if single else outputs
 
     @overload
@@ -146,12 +146,10 @@ class Generator:
         Options are those of `generate`.
         """
         texts, single = as_batch(text)
-        for name in ("max_tokens", "stop", "stop_token_ids"):
-            if shorthand.get(name) or (settings is not None and getattr(settings, name)):
-                raise UnmaskError(f"infill fills the masks that are there: {name} does not apply")
+        _check_infill(None, settings, shorthand)
         job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
         requests = [self._infilling(self._encode(one, special=False), job, detail) for one in texts]
-        outputs = self._run(requests, batch_size, timed, on_step, on_output)
+        outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
         return outputs[0] if single else outputs
 
     def stream(
@@ -200,6 +198,7 @@ class Generator:
         prompt: Prompt | Sequence[Message],
         *,
         suffix: Prompt | None = None,
+        infill: bool = False,
         policy: str | Policy | None = None,
         settings: Settings | None = None,
         trace: bool | Detail = False,
@@ -207,13 +206,58 @@ class Generator:
     ) -> Request:
         """One prompt to continue, or one conversation to answer, for `decode`; raises if it cannot be decoded.
 
-        With a suffix, the text between prompt and suffix is decoded. `trace` is that of `stream`.
+        With a suffix, the text between prompt and suffix is decoded; with `infill`, the masks in the prompt. `trace` is
+        that of `stream`.
         """
+        if infill:
+            _check_infill(suffix, settings, shorthand)
         job = plan(self.model, policy, settings, shorthand)
+        if infill:
+            ids = self._encode(prompt, special=False)  # ty: ignore[invalid-argument-type]
+            return self._infilling(ids, job, _detail(trace))
         messages = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
         ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
         after = [] if suffix is None else self._encode(suffix, special=False, begins=False)
         return self._continuing(ids, job, _detail(trace), after)
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        batch_size: int = 32,
+        timed: bool = False,
+        on_step: Callable[[StepEvent], None] | None = None,
+        on_output: Callable[[Output], None] | None = None,
+    ) -> list[Output]:
+        """Decode requests made by `request`, the longest first; in their order if `on_output` is given.
+
+        Options are those of `generate`. If a request fails, the others are decoded before its error is raised.
+        """
+        if batch_size < 1:
+            raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
+        order = list(range(len(requests)))
+        if on_output is None:
+            order.sort(key=lambda index: -requests[index].canvas.length)
+        runner = TimedRunner(self.model, self._pool) if timed else self._runner()
+        outputs: dict[int, Output] = {}
+        errors: dict[int, UnmaskError] = {}
+        told = 0
+        for event in decode(Scheduler([requests[index] for index in order], rows=batch_size), runner):
+            index = order[event.row]
+            output = requests[index].hear(event)
+            if on_step is not None:
+                on_step(replace(event, row=index))
+            if event.error is not None:
+                errors[index] = event.error
+            elif output is not None:
+                timing = runner.spent[event.row] if isinstance(runner, TimedRunner) else None
+                outputs[index] = replace(output, timing=timing)
+            while on_output is not None and told in outputs:
+                on_output(outputs[told])
+                told += 1
+        if errors:
+            raise _failure(errors, len(requests))
+        return [outputs[index] for index in range(len(requests))]
 
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
         """Decode the scheduler's requests, also requests added meanwhile, until none is left.
@@ -323,41 +367,6 @@ class Generator:
         request.trace = None if detail is None else self.new_trace(request)
         return request
 
-    def _run(
-        self,
-        requests: list[Request],
-        batch_size: int,
-        timed: bool,
-        on_step: Callable[[StepEvent], None] | None,
-        on_output: Callable[[Output], None] | None,
-    ) -> list[Output]:
-        """Decode requests that have all been checked, the longest first; in their order if `on_output` is given."""
-        if batch_size < 1:
-            raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
-        order = list(range(len(requests)))
-        if on_output is None:
-            order.sort(key=lambda index: -requests[index].canvas.length)
-        runner = TimedRunner(self.model, self._pool) if timed else self._runner()
-        outputs: dict[int, Output] = {}
-        errors: dict[int, UnmaskError] = {}
-        told = 0
-        for event in decode(Scheduler([requests[index] for index in order], rows=batch_size), runner):
-            index = order[event.row]
-            output = requests[index].hear(event)
-            if on_step is not None:
-                on_step(replace(event, row=index))
-            if event.error is not None:
-                errors[index] = event.error
-            elif output is not None:
-                timing = runner.spent[event.row] if isinstance(runner, TimedRunner) else None
-                outputs[index] = replace(output, timing=timing)
-            while on_output is not None and told in outputs:
-                on_output(outputs[told])
-                told += 1
-        if errors:
-            raise _failure(errors, len(requests))
-        return [outputs[index] for index in range(len(requests))]
-
     def _heard(self, scheduler: Scheduler, *, failing_alone: bool = False) -> Iterator[tuple[Request, StreamEvent]]:
         """Every event with its request. Raises the first error, unless requests may fail alone."""
         for step in decode(scheduler, self._runner()):
@@ -376,6 +385,13 @@ def _detail(trace: bool | Detail) -> Detail | None:
     if not isinstance(trace, bool | Detail):
         raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
     return trace if isinstance(trace, Detail) else Detail() if trace else None
+
+
+def _check_infill(suffix: Prompt | None, settings: Settings | None, shorthand: Mapping[str, Any]) -> None:
+    given = {"suffix": suffix, **shorthand}
+    for name in ("suffix", "max_tokens", "stop", "stop_token_ids"):
+        if given.get(name) or getattr(settings, name, None):
+            raise UnmaskError(f"infill fills the masks that are there: {name} does not apply")
 
 
 def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:

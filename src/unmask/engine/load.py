@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from unmask.engine.generator import Generator
@@ -17,6 +19,7 @@ def load(
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | None = None,
+    on_bytes: Callable[[int, int], None] = lambda done, total: None,
 ) -> Generator:
     """A generator for a checkpoint folder, a hub name, or a model that the package carries ('tiny', 'toy').
 
@@ -29,6 +32,7 @@ def load(
         revision: Branch, tag or commit on the hub; default its main branch.
         token: Access token of the hub; default the one that this machine has stored.
         cache_dir: Folder for downloads; default the hub's own.
+        on_bytes: Called after each tensor with the bytes of weights that were read, and how many there are.
     """
     return Generator(
         load_model(
@@ -39,5 +43,6 @@ def load(
             revision=revision,
             token=token,
             cache_dir=cache_dir,
+            on_bytes=on_bytes,
         )
     )

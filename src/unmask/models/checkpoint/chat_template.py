@@ -76,7 +76,10 @@ def _answer(order: bytes) -> dict[str, str] | None:
         worker = _running.get(os.getpid())
         if worker is None or worker.poll() is not None:
             command, pipe = [sys.executable, "-P", str(_WORKER)], subprocess.PIPE
-            worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            # In a session of its own: Ctrl-C in a conversation must not end it.
+            worker = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+            )
             _running[os.getpid()] = worker
         assert worker.stdin is not None
         assert worker.stdout is not None

@@ -41,12 +41,14 @@ def load_model(
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
+    on_bytes: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedModel:
     """A model by the name 'tiny' or 'toy', a checkpoint folder, or a name on the hub.
 
     device: default CUDA if there is one, else MPS, else the CPU.
     dtype:  default float32 on CPU and MPS, the checkpoint's own on CUDA.
     quantize: 'fp8' or 'int8' keeps the weights of the blocks in 8 bits (see quantized.py); the rest has the dtype.
+    on_bytes: called after each tensor with the bytes of weights that were read, and how many there are.
     """
     place, wanted = choose_device(device), choose_dtype(dtype)
     check_format(quantize, place)
@@ -60,7 +62,7 @@ def load_model(
 
         return load_toy(device=place, dtype=wanted or torch.float32)
     folder = checkpoint_folder(name, revision=revision, token=token, cache_dir=cache_dir)
-    return _load_folder(folder, name, place, wanted, quantize)
+    return _load_folder(folder, name, place, wanted, quantize, on_bytes)
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -109,7 +111,12 @@ def _checked(folder: Path) -> Path:
 
 
 def _load_folder(
-    folder: Path, name: str, device: torch.device, dtype: torch.dtype | None, quantize: str | None
+    folder: Path,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    quantize: str | None,
+    on_bytes: Callable[[int, int], None],
 ) -> LoadedModel:
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{folder}: there is no config.json, so this is not a checkpoint")
@@ -117,7 +124,7 @@ def _load_folder(
     family = family_of(config)
     if "quantization_config" in config.values:
         raise config.error("quantised checkpoints are not supported (quantization_config)")
-    weights, codec = Weights(folder), TextCodec.from_folder(folder)
+    weights, codec = Weights(folder, on_bytes), TextCodec.from_folder(folder)
     spec = _with_generation_defaults(family.spec(config, codec, name), folder)
     if codec.highest_id >= spec.vocab_size:
         raise config.error(

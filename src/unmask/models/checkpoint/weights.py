@@ -7,7 +7,7 @@ refused before memory is taken. Then every tensor is copied straight to its plac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -34,13 +34,18 @@ class Stored:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
 
 class Weights:
     """Everything stored in a folder, by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, on_bytes: Callable[[int, int], None] = lambda done, total: None) -> None:
+        self.folder, self.on_bytes = folder, on_bytes
         self.stored = {name: entry for path in files_of(folder) for name, entry in _header(path).items()}
+        self._read, self._total = 0, sum(entry.nbytes for entry in self.stored.values())
 
     def dtype(self) -> torch.dtype:
         """The dtype of most numbers."""
@@ -62,12 +67,14 @@ class Weights:
 
     @torch.no_grad()
     def fill(self, slots: Mapping[str, Tensor]) -> None:
-        """Copy every tensor to its place, converting dtype and device on the way."""
+        """Copy every tensor to its place, converting dtype and device on the way; `on_bytes` hears of each."""
         for path in sorted({self.stored[name].path for name in slots}):
             with _opened(path) as tensors:
                 for name, slot in slots.items():
                     if self.stored[name].path == path:
                         slot.copy_(tensors.get_tensor(name))
+                        self._read += self.stored[name].nbytes
+                        self.on_bytes(self._read, self._total)
 
 
 def files_of(folder: Path) -> list[Path]:
