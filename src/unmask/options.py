@@ -7,9 +7,13 @@ field and its value.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import field, fields
-from typing import Any, TypeVar
+import types
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import MISSING, field, fields, replace
+from inspect import get_annotations
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from unmask.errors import UnknownName, UnmaskError
 
@@ -28,11 +32,54 @@ def documented(cls: type[T]) -> type[T]:
     return cls
 
 
+# What the checks below were told of each field, where that is asked for.
+_told: ContextVar[dict[str, dict[str, Any]] | None] = ContextVar("told", default=None)
+_TYPES = {bool: "boolean", int: "integer", float: "number"}
+
+
+def described(owner: Any) -> list[dict[str, Any]]:
+    """The fields of a dataclass for a form: name, type, default, and the help text, choices and bounds that are known.
+
+    Bounds are what its class checks when it is built; it is built anew to hear them.
+    """
+    with _listening() as told:
+        replace(owner)
+    hints: dict[str, Any] = {}
+    for kind in reversed(type(owner).__mro__):
+        hints |= get_annotations(kind, eval_str=True)
+    return [_described(item, hints[item.name]) | told.get(item.name, {}) for item in fields(owner) if item.init]
+
+
+def _described(item: Any, hint: Any) -> dict[str, Any]:
+    optional = get_origin(hint) in (Union, types.UnionType)
+    kinds = [kind for kind in (get_args(hint) if optional else (hint,)) if kind is not type(None)]
+    listed = get_origin(kinds[0]) is Sequence
+    name = ("integers" if get_args(kinds[0]) == (int,) else "texts") if listed else _TYPES.get(kinds[0], "text")
+    default = None if item.default is MISSING else list(item.default) if listed else item.default
+    about = {"help": item.metadata["help"]} if "help" in item.metadata else {}
+    return {"name": item.name, "type": name, "optional": optional, "default": default} | about
+
+
+@contextmanager
+def _listening() -> Generator[dict[str, dict[str, Any]]]:
+    token = _told.set(found := {})
+    try:
+        yield found
+    finally:
+        _told.reset(token)
+
+
+def _tell(names: Sequence[str], **bounds: Any) -> None:
+    if (told := _told.get()) is not None:
+        told.update(dict.fromkeys(names, bounds))
+
+
 def check_number(owner: Any, *names: str, within: str, optional: bool = False) -> None:
     """Each named field is a number in an interval such as `(0, 1]`, or None where that is allowed.
 
     A whole number is stored as a float.
     """
+    _tell(names, within=within)
     low, high = (float(bound) for bound in within[1:-1].split(","))
     for name in names:
         value, number = getattr(owner, name), math.nan
@@ -53,6 +100,7 @@ def check_number(owner: Any, *names: str, within: str, optional: bool = False) -
 
 def check_whole(owner: Any, *names: str, least: int, optional: bool = False) -> None:
     """Each named field is a whole number of at least `least`, or None where that is allowed."""
+    _tell(names, least=least)
     for name in names:
         value = getattr(owner, name)
         if value is None and optional:
@@ -69,8 +117,9 @@ def check_flag(owner: Any, *names: str) -> None:
             raise UnmaskError(f"{name} must be true or false, got {value!r}")
 
 
-def check_choice(owner: Any, name: str, choices: Sequence[str]) -> None:
-    """The field is one of a few words."""
+def check_choice(owner: Any, name: str, choices: Sequence[str], *, optional: bool = False) -> None:
+    """The field is one of a few words, or None where that is allowed."""
+    _tell([name], choices=list(choices))
     value = getattr(owner, name)
-    if value not in choices:
+    if value not in choices and not (optional and value is None):
         raise UnknownName(name, str(value), choices)

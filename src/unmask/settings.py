@@ -83,8 +83,7 @@ class Settings:
         check_number(self, "top_p", within="(0, 1]")
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise UnmaskError(f"temperature must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
-        if self.cache is not None:
-            check_choice(self, "cache", CACHES)
+        check_choice(self, "cache", CACHES, optional=True)
         self._refresh()  # raises on a malformed value
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UnmaskError(f"stop must hold strings that are not empty, got {self.stop!r}")

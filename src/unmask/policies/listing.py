@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from unmask.errors import UnmaskError
-from unmask.policies.base import names, registry
+from unmask.options import described
+from unmask.policies.base import describe, names, registry
+from unmask.policies.presets import preset
 
 
 def installed() -> list[dict[str, Any]]:
     """Every policy with its parameters and their defaults, what it needs, and what it does."""
     return [_row(name) for name in names()]
+
+
+def forms(model: str) -> Iterator[dict[str, Any]]:
+    """Every policy that can be used by its name alone, for a form: its parameters, and their values for the model."""
+    for row in installed():
+        with contextlib.suppress(UnmaskError):  # a plug-in that cannot be imported, or that needs a parameter
+            chosen = preset(row["name"], model)
+            parameters = described(chosen) if is_dataclass(chosen) else []
+            yield row | {"parameters": parameters, "preset": describe(chosen)}
 
 
 def _row(name: str) -> dict[str, Any]:
