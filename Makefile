@@ -24,14 +24,18 @@ $(CORE): pyproject.toml constraints.txt
 	@$(INSTALL) -e .
 	@touch $(CORE)
 
-# All else: extras, tools of tests and pages, and bubblewrap, the sandbox for programs that a model writes.
+# A package of the system, unless its command is there: installed where that is possible, else asked for.
+system = command -v $1 > /dev/null \
+	|| { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && echo "Installing $2 for the whole system (apt-get)" \
+	     && { apt-get install -qq -y $2 || { apt-get update -qq && apt-get install -qq -y $2; }; } > /dev/null 2>&1; } \
+	|| echo "$2 is missing: install it (apt-get install $2) $3"
+
+# All else: extras, tools of tests and pages, the sandbox for programs that a model writes, and a browser for tests.
 $(STAMP): $(CORE)
 	@echo "Installing the extras and the tools of tests and documentation into .venv"
 	@$(INSTALL) -e ".[dev,docs,all]"
-	@command -v bwrap > /dev/null \
-	|| { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && echo "Installing bubblewrap for the whole system (apt-get)" \
-	     && { apt-get install -qq -y bubblewrap || { apt-get update -qq && apt-get install -qq -y bubblewrap; }; } > /dev/null 2>&1; } \
-	|| echo "bubblewrap is missing: install it (apt-get install bubblewrap) to score answers that are programs"
+	@$(call system,bwrap,bubblewrap,to score answers that are programs)
+	@$(call system,chromium-headless-shell,chromium-headless-shell,to test the page in a browser)
 	@touch $(STAMP)
 
 $(HOSTS): | $(CORE)

@@ -135,6 +135,40 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
 
 
 @app.command()
+@flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(flags.Model)
+def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_browser: flags.NoBrowser = False) -> None:
+    """Watch masks fill in the browser: the playground of a model, on this machine only."""
+    serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
+    config, how = flags.with_api_key(ServerConfig(port=port)), {"settings": settings, "say": terminal.note}
+    with serving.bind(config) as bound:
+        llm, policy = chosen.open()
+        serving.Server(llm, config, policy=policy, on_ready=flags.opener(no_browser), **how).run(bound)
+
+
+@app.command()
+def view(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces; two are shown side by side.")],
+    html: Annotated[Path | None, typer.Option(help="Write the viewer to one file that needs no server.")] = None,
+    port: flags.Port = 0,
+    no_browser: flags.NoBrowser = False,
+) -> None:
+    """Look at traces in the browser, pass by pass."""
+    flags.check_writable(html)
+    page = flags.viewer(files)
+    if html is not None:
+        html.write_text(page, encoding="utf-8")
+        return
+    from unmask.web.show import serve_page
+
+    def on_ready(url: str) -> None:
+        terminal.note(f"the viewer is at {url}; Ctrl-C ends it")
+        flags.opener(no_browser)(url)
+
+    serve_page(page, port=port, on_ready=on_ready)
+
+
+@app.command()
 @flags.with_flags(flags.Backend)
 @flags.with_flags(Settings, early_stop=True)
 @flags.with_flags(flags.Model)

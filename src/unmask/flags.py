@@ -41,6 +41,8 @@ Live = Annotated[
     typer.Option("--live/--no-live", help="Show the canvas as it fills. [default: one prompt, on a terminal]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine to serve at; 0: a free one.")]
+NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Do not open a browser; the URL is printed.")]
 SET = ("--set",)
 
 
@@ -329,6 +331,22 @@ def traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
     finally:
         if path is not None:
             Trace.join([request.trace for request in requests if request.trace is not None]).save(path)
+
+
+def viewer(files: list[Path]) -> str:
+    """The page that shows these traces."""
+    from unmask.trace.record import Trace
+    from unmask.web import document
+
+    traces = [(path.name, Trace.load(path)) for path in files]
+    return document([(name, [trace.header, *trace.steps, *trace.results]) for name, trace in traces])
+
+
+def opener(no_browser: bool) -> Callable[[str], None]:
+    """What to do with the URL of a page that is ready."""
+    from unmask.web.show import open_browser
+
+    return (lambda url: None) if no_browser else open_browser
 
 
 def command_line() -> str:

@@ -7,6 +7,7 @@ Shapes: `b` rows, `k` positions of a block, `n` positions of the canvas, `v` voc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -250,6 +251,13 @@ class Output:
     step_map: list[int]
     trace: Trace | None = field(default=None, repr=False)
     timing: Timing | None = field(default=None, repr=False)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the viewer where there is a trace, else the text and its cost."""
+        if self.trace is not None:
+            return self.trace._repr_html_()
+        cost = f"{self.usage.completion_tokens} tokens, {self.usage.forward_passes} forward passes"
+        return f"<pre>{escape(self.text)}</pre><small>{cost}</small>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without trace and timing."""

@@ -22,6 +22,7 @@ from unmask.engine.decode import decode
 from unmask.engine.detail import Detail
 from unmask.engine.keywords import Keywords
 from unmask.engine.likelihood import loglikelihood
+from unmask.engine.notebook import watched
 from unmask.engine.plan import Plan, plan, quantization_of
 from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, encode_prompt, token_rows
 from unmask.engine.runner import Runner, runner_for
@@ -242,7 +243,8 @@ class Generator:
         outputs: dict[int, Output] = {}
         errors: dict[int, UnmaskError] = {}
         told = 0
-        for event in decode(Scheduler([requests[index] for index in order], rows=batch_size), runner):
+        events = decode(Scheduler([requests[index] for index in order], rows=batch_size), runner)
+        for event in watched(events, len(requests)):
             index = order[event.row]
             output = requests[index].hear(event)
             if on_step is not None:

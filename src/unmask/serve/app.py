@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
-from unmask.serve import schema
+from unmask.serve import pages, schema
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, closing, wrong
 from unmask.serve.guard import CheckedRoute, Guard
@@ -72,6 +72,7 @@ def create_app(served: Served) -> App:
     app = App(title="unmask", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.served = served
     app.include_router(router)
+    app.include_router(pages.router)
     for kind in (HTTPException, RequestValidationError, RecursionError, Exception):
         app.add_exception_handler(kind, _complain)
     app.add_middleware(Guard, key=served.config.api_key)

@@ -18,7 +18,12 @@ from unmask.serve.errors import ApiError, blaming, closing, wrong
 from unmask.serve.strict_json import loads
 
 MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
-OPEN = "/health"  # needs no key
+OPEN = ("/health", "/", "/favicon.ico")  # need no key, nor do the files of the page
+FILES = "/assets/"
+
+
+def _open(path: str) -> bool:
+    return path in OPEN or path.startswith(FILES)
 
 
 class Guard:
@@ -29,7 +34,7 @@ class Guard:
         self.expected = None if key is None else key.encode()
 
     async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        if scope["type"] != "http" or scope["path"] == OPEN or self._welcome(scope["headers"]):
+        if scope["type"] != "http" or _open(scope["path"]) or self._welcome(scope["headers"]):
             await self.app(scope, receive, send)
             return
         message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"

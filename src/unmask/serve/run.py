@@ -67,15 +67,22 @@ def farewell(left: int, grace_s: float) -> str:
 
 
 class Server(uvicorn.Server):
-    """An engine behind uvicorn; `say` gets the lines for the terminal.
+    """An engine behind uvicorn; `say` gets the lines for the terminal, `on_ready` the URL.
 
     When the server is told to stop, requests under way have `grace_s` seconds left. Then it ends with status 0.
     """
 
     def __init__(
-        self, llm: Generator, config: ServerConfig, *, policy: Policy, settings: Settings, say: Callable[[str], None]
+        self,
+        llm: Generator,
+        config: ServerConfig,
+        *,
+        policy: Policy,
+        settings: Settings,
+        say: Callable[[str], None],
+        on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
-        self.say = say
+        self.say, self.on_ready = say, on_ready
         self.served = Served.of(llm, config, policy=policy, settings=settings, on_broken=self.stop)
         self.worker = self.served.worker
         self.stopping: asyncio.AbstractEventLoop | None = None  # the event loop, while the server stops
@@ -109,6 +116,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for bound in sockets or ():
             self.say(f"serving {self.served.name} at {url_of(bound)}")
+            self.on_ready(url_of(bound))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.served.refuse()

@@ -15,6 +15,7 @@ from typing import Any
 
 from unmask.errors import UnmaskError, one_line
 from unmask.types import Open, Output, StepEvent
+from unmask.web import frame
 
 SCHEMA = "unmask.trace/2"
 TokenText = Callable[[int], str | None]
@@ -37,6 +38,10 @@ class Trace:
         return [
             json.dumps(line, ensure_ascii=False, allow_nan=False) for line in (self.header, *self.steps, *self.results)
         ]
+
+    def _repr_html_(self) -> str:
+        """The viewer, in a notebook."""
+        return frame([("trace", [self.header, *self.steps, *self.results])])
 
     def save(self, path: str | Path) -> None:
         """Write the trace."""

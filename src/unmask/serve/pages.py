@@ -1,0 +1,93 @@
+"""The playground at `/`: its files, and the description of policies and settings that its form is built from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from unmask import policies, tasks, web
+from unmask.engine.plan import preset_name
+from unmask.options import described
+from unmask.policies import listing
+from unmask.serve.errors import ApiError
+from unmask.serve.served import Served
+from unmask.serve.strict_json import dumps
+
+HEADERS = {
+    "Content-Security-Policy": web.POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+# Titles of the tasks that the embedded model was trained for, in the order of the page.
+TASKS = {"sudoku": "Sudoku", "word_problems": "Word problem", "countdown": "Countdown", "list_functions": "Function"}
+SEED = 3  # of the examples
+PROMPTS = {
+    "Arithmetic": "A farmer has 17 sheep and buys 5 more. 3 run away. How many sheep are left? Think step by step.",
+    "Primes": "How many prime numbers are below 30? List them.",
+    "Program": "Write a Python function that returns the longest word of a text.",
+    "List": "Name five rivers of Europe and the seas into which they flow.",
+}
+router = APIRouter()
+
+
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+async def playground(request: Request) -> Response:
+    return _file(request, "index.html")
+
+
+@router.api_route("/favicon.ico", methods=["GET", "HEAD"], include_in_schema=False)
+async def favicon(request: Request) -> Response:
+    return _file(request, "icon.svg")
+
+
+@router.api_route("/assets/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+async def assets(name: str, request: Request) -> Response:
+    return _file(request, name)
+
+
+def _file(request: Request, name: str) -> Response:
+    found = web.asset(name)
+    if found is None:
+        raise ApiError(404, f"unknown URL: {request.method} {request.url.path}", code="unknown_url")
+    headers = HEADERS | {"ETag": found.tag, "Content-Type": found.kind}
+    if request.headers.get("if-none-match") == found.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers)
+
+
+def form_of(served: Served) -> dict[str, Any]:
+    """Everything that a form for requests must know: policies and settings with their defaults, and examples."""
+    llm, own = served.worker.llm, policies.describe(served.policy)
+    known = list(listing.forms(preset_name(llm.spec)))
+    if own["name"] not in (row["name"] for row in known):
+        about = (type(served.policy).__doc__ or "").strip().partition("\n")[0]
+        known.append({"name": own["name"], "parameters": described(served.policy), "preset": own, "about": about})
+    return {
+        "model": {"name": served.name, "chat": llm.codec.chat_template is not None, "positions": llm.spec.max_length},
+        "policies": known,
+        "settings": described(served.settings),
+        "defaults": {"policy": own, "settings": served.settings.to_dict()},
+        "examples": list(_examples(llm.spec.name)),
+    }
+
+
+def _examples(model: str) -> Iterator[dict[str, Any]]:
+    if model != "tiny":
+        yield from ({"title": title, "prompt": prompt, "settings": {}} for title, prompt in PROMPTS.items())
+        return
+    for name, title in TASKS.items():
+        task = tasks.get(name)
+        [item] = task.generate(seed=SEED, n=1)
+        settings = {"max_tokens": task.max_tokens, "block_size": task.block_size}
+        yield {"title": title, "prompt": item.prompt, "settings": settings}
+
+
+@router.get("/v1/decoding", responses={401: {}})
+async def decoding(request: Request) -> Response:
+    """The policies and settings that a request may name, with types, defaults and bounds; and examples."""
+    form = await asyncio.to_thread(form_of, request.app.state.served)  # takes a while: other clients must not wait
+    return Response(dumps(form), media_type="application/json")
