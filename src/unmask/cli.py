@@ -20,6 +20,7 @@ from unmask import flags, terminal
 from unmask.bench.workload import RuleWorkload, Workload
 from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
 from unmask.serve.config import ServerConfig
+from unmask.serve.ending import stoppable
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
@@ -124,14 +125,15 @@ def chat(
 def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
     on_ray, config = backend.on_ray("serve"), flags.with_api_key(config)
-    serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
     how = {"settings": settings, "say": terminal.note}
-    if on_ray:
-        serving.Fleet(chosen.open, config, cluster=backend, **how).run()
-        return
-    with serving.bind(config) as bound:
-        llm, policy = _open(chosen)
-        serving.Server(llm, config, policy=policy, **how).run(bound)
+    with stoppable():
+        serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
+        if on_ray:
+            serving.Fleet(chosen.open, config, cluster=backend, **how).run()
+            return
+        with serving.bind(config) as bound:
+            llm, policy = _open(chosen)
+            serving.Server(llm, config, policy=policy, **how).run(bound)
 
 
 @app.command()

@@ -82,7 +82,9 @@ class Running:
 
 
 @contextmanager
-def running(llm: Generator, *, policy: str = "mean_field", settings=None, **config: Any) -> Iterator[Running]:
+def running(
+    llm: Generator, *, policy: str | policies.Policy = "mean_field", settings=None, **config: Any
+) -> Iterator[Running]:
     ready, said = threading.Event(), []
 
     def say(line: str) -> None:
@@ -91,7 +93,7 @@ def running(llm: Generator, *, policy: str = "mean_field", settings=None, **conf
             ready.set()
 
     chosen = ServerConfig(**{"port": 0, "grace_s": 0.2, **config})
-    given = {"policy": policies.preset(policy, "llada"), "settings": settings or unmask.Settings(early_stop=True)}
+    given = {"policy": policies.resolve(policy, "llada"), "settings": settings or unmask.Settings(early_stop=True)}
     server = Server(llm, chosen, **given, say=say)
     with bind(chosen) as bound:
         url = url_of(bound)
@@ -117,11 +119,21 @@ def until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def open_request(url: str, body: dict, *, sent: int | None = None) -> socket.socket:
-    """A connection on which a request was sent, or so many bytes of its body, and nothing was read."""
+def connected(url: str, connection: socket.socket | None = None) -> socket.socket:
+    """A connection on which nothing was sent."""
+    connection = connection or socket.socket()
+    connection.settimeout(30)
     host, port = url.removeprefix("http://").split(":")
+    connection.connect((host, int(port)))
+    return connection
+
+
+def open_request(
+    url: str, body: dict, *, sent: int | None = None, connection: socket.socket | None = None
+) -> socket.socket:
+    """A connection on which a request was sent, or so many bytes of its body, and nothing was read."""
     raw = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection = connected(url, connection)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
     connection.sendall(f"{head}\r\n\r\n".encode() + raw[:sent])
     return connection

@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 60
+READ = ("/health", "/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/models/{name}")
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +36,14 @@ def test_the_document_says_400_and_never_422(brief):
     document = schemathesis.openapi.from_url(f"{brief.url}/openapi.json").raw_schema
     for path in ("/v1/completions", "/v1/chat/completions"):
         responses = document["paths"][path]["post"]["responses"]
-        assert set(responses) == {"200", "400", "401", "404", "413", "429", "500", "503"}
+        assert set(responses) == {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"}
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
     known = document["components"]["schemas"]["CompletionRequest"]["properties"]["decoding"]
     assert {"policy", "step_map", "block_size", "cache"} <= set(str(known).split("'"))
 
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/{name}"])
+@pytest.mark.parametrize("path", READ)
 def test_what_is_read_conforms_to_the_document(path, brief):
     fuzz(brief, path, "GET")
 

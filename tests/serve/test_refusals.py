@@ -309,12 +309,6 @@ def test_the_official_client_raises_what_it_should(toy_served):
     assert wrong.value.param == "top_p"
 
 
-def test_health_can_be_asked_for_its_head(toy_served):
-    status, headers, text = toy_served.send("HEAD", "/health")
-    assert (status, text) == (200, "")
-    assert headers["Content-Type"] == "application/json"
-
-
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)])
 def test_unknown_places_and_methods_have_the_same_body(method, path, status, toy_served):
     found, headers, text = toy_served.send(method, path)

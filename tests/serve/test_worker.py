@@ -94,23 +94,12 @@ def test_a_full_queue_is_429_with_a_time_to_come_again_before_anything_is_encode
         assert [answer.result()[0] for answer in answers] == [200, 200, 200]
 
 
-def test_all_choices_of_a_request_wait_or_none(held):
-    with running(held, max_batch_size=1, max_queue=3) as found, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(found.post, SHORT)
-        until(lambda: held.model.passes == 1)
-        second = pool.submit(found.post, {**SHORT, "n": 2})
-        until(lambda: found.worker.waiting() == 2)
-        assert found.post({**SHORT, "n": 2})[0] == 429
-        assert found.worker.waiting() == 2
-        held.model.gate.set()
-        assert len(second.result()[1]["choices"]) == 2
-        assert first.result()[0] == 200
-
-
 FAILURES = {
     "a fault": (RuntimeError("boom\nsecret"), 500, "decoding failed: RuntimeError", "engine_failed"),
     "ours": (UnmaskError("the model is tired"), 500, "the model is tired", "engine_failed"),
-    "memory": (torch.OutOfMemoryError("CUDA out of memory"), 503, "ran out of memory", "out_of_memory"),
+    "memory of the device": (torch.OutOfMemoryError("CUDA out of memory"), 503, "ran out of memory", "out_of_memory"),
+    "memory": (MemoryError(), 503, "ran out of memory", "out_of_memory"),
+    "what is no Exception": (SystemExit(3), 500, "decoding failed: SystemExit", "engine_failed"),
 }
 
 
@@ -240,6 +229,25 @@ def test_a_request_that_fails_again_and_again_does_not_end_the_server(held, capl
             assert found.post(SHORT)[0] == 500
         assert found.post(SHORT)[0] == 200
         assert found.worker.accepting
+
+
+def test_a_ticket_whose_events_are_not_read_is_dropped(held, monkeypatch):
+    monkeypatch.setattr("unmask.serve.worker.MOST_UNREAD", 5)
+
+    async def read_late() -> int:
+        worker = Worker(held, rows=1, max_queue=4)
+        worker.start()
+        ticket = worker.submit([held.request("Hi", max_tokens=400, policy="fixed")])
+        held.model.pace_s = 0.005
+        held.model.gate.set()
+        while not ticket.requests[0].abandoned:
+            await asyncio.sleep(0.005)
+        with pytest.raises(ApiError, match="the client is 5 events behind"):
+            await ticket.outputs()
+        await asyncio.to_thread(worker.stop)
+        return held.model.passes
+
+    assert 5 <= asyncio.run(read_late()) < 400
 
 
 def test_a_ticket_that_is_not_streamed_gets_its_output_alone(held):

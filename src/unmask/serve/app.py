@@ -14,8 +14,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from unmask import __version__
 from unmask.serve import pages, schema
 from unmask.serve.answers import Answer
-from unmask.serve.errors import ApiError, answer_to, closing, wrong
-from unmask.serve.guard import CheckedRoute, Guard
+from unmask.serve.errors import ApiError, answer_to, closing, overdue, wrong
+from unmask.serve.guard import CheckedRequest, CheckedRoute, Guard
 from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
 from unmask.serve.served import Served
 from unmask.serve.stream import frames
@@ -34,7 +34,7 @@ def _failing(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schema.ErrorBody} for status in statuses}
 
 
-_WORKING = _failing(400, 401, 404, 413, 429, 500, 503) | {200: {"content": {"text/event-stream": {}}}}
+_WORKING = _failing(400, 401, 404, 408, 413, 429, 500, 503, 504) | {200: {"content": {"text/event-stream": {}}}}
 
 
 class EventStream(StreamingResponse):
@@ -95,9 +95,26 @@ async def _complain(request: Request, error: Exception) -> Response:
 @router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=schema.Health, responses=_failing(503))
 async def health(request: Request) -> Response:
-    """Whether work is taken."""
+    """Whether work is taken, and gets on."""
+    _served(request).check_alive()
     if not _served(request).worker.accepting:
         raise closing()
+    return _reply({"status": "ok"})
+
+
+@router.head("/health/live", include_in_schema=False)
+@router.get("/health/live", response_model=schema.Health, responses=_failing(503))
+async def live(request: Request) -> Response:
+    """Whether the engine is there and not stuck; else the process should be started anew."""
+    _served(request).check_alive()
+    return _reply({"status": "ok"})
+
+
+@router.head("/health/ready", include_in_schema=False)
+@router.get("/health/ready", response_model=schema.Health, responses=_failing(503))
+async def ready(request: Request) -> Response:
+    """Whether a request would be taken now."""
+    _served(request).check_ready()
     return _reply({"status": "ok"})
 
 
@@ -121,25 +138,32 @@ async def model(name: str, request: Request) -> Response:
 
 
 @router.post("/v1/completions", response_model=schema.Completion, responses=_WORKING)
-async def completions(body: schema.CompletionRequest, request: Request) -> Response:
+async def completions(body: schema.CompletionRequest, request: CheckedRequest) -> Response:
     """Continue prompts as they are, without a chat template."""
     return await _answer(body, request)
 
 
 @router.post("/v1/chat/completions", response_model=schema.ChatCompletion, responses=_WORKING)
-async def chat_completions(body: schema.ChatRequest, request: Request) -> Response:
+async def chat_completions(body: schema.ChatRequest, request: CheckedRequest) -> Response:
     """Answer a conversation through the checkpoint's chat template."""
     return await _answer(body, request)
 
 
-async def _answer(body: schema.Body, request: Request) -> Response:
+async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     served = _served(request)
+    limit_s = served.config.request_timeout_s
+    deadline = request.arrived + limit_s if limit_s else None
     check_model(body.model, served.name)
     served.worker.check_room()  # before the work of encoding; `submit` checks again, for all texts
     defaults = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
-    asked = await asyncio.to_thread(asked_by, body, served.worker.llm, **defaults)
-    ticket = served.worker.submit(asked.requests, streamed=asked.stream)
+    try:
+        async with asyncio.timeout_at(deadline):
+            asked = await asyncio.to_thread(asked_by, body, served.worker.llm, **defaults)
+    except TimeoutError as error:
+        raise overdue() from error
+    served.check_size(asked.requests)
+    ticket = served.worker.submit(asked.requests, streamed=asked.stream, deadline=deadline)
     answer = Answer(asked=asked, model=served.name)
     if asked.stream:
         return EventStream(ticket, answer)

@@ -15,20 +15,33 @@ class ServerConfig:
     host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0: every address of the machine.")
     port: int = option(8000, "Port to listen at; 0: a free one.")
     max_batch_size: int = option(8, "Texts decoded together.")
-    max_queue: int = option(64, "Texts that may wait; a request beyond them gets 429.")
+    max_queue: int = option(64, "Texts that may wait; while there are so many, a request gets 429.")
     max_body_bytes: int = option(4 * 2**20, "Largest request body.")
+    max_prompt_tokens: int | None = option(None, "Longest prompt, in tokens. [default: what the model has room for]")
+    max_total_tokens: int | None = option(
+        None, "Most tokens of one request: prompt and max_tokens, over all its texts. [default: no limit]"
+    )
+    max_connections: int | None = option(
+        None, "Open connections. [default: 1000, or what the limit on open files leaves]"
+    )
+    request_timeout_s: float = option(600.0, "Seconds from a request to the end of its answer; 0: no limit.")
+    client_timeout_s: float = option(30.0, "Seconds that a client may take to send a request, or to read.")
     served_model_name: str | None = option(None, "Name of the model for clients. [default: as loaded]")
     warmup_prompt_tokens: int | None = option(
         None, "Length of the prompts to warm up for, on CUDA; 0: do not. [default: 512, or what fits]"
     )
     grace_s: float = option(30.0, "Seconds that requests have left when the server is told to stop.")
+    stall_s: float = option(120.0, "Seconds without a finished pass, while there is work, until /health fails.")
+    watchdog_s: float = option(600.0, "The same, until the process ends with status 1; 0: never.")
     access_log: bool = option(False, "Write a line on stderr for each request.")
     api_key: str | None = field(default=None, repr=False)  # that clients must send; None: no key is needed
 
     def __post_init__(self) -> None:
         check_whole(self, "max_batch_size", "max_queue", "max_body_bytes", least=1)
+        check_whole(self, "max_prompt_tokens", "max_total_tokens", "max_connections", least=1, optional=True)
         check_whole(self, "warmup_prompt_tokens", least=0, optional=True)
-        check_number(self, "grace_s", within="[0, inf)")
+        check_number(self, "grace_s", "request_timeout_s", "watchdog_s", within="[0, inf)")
+        check_number(self, "client_timeout_s", "stall_s", within="(0, inf)")
         if not 0 <= self.port < 2**16:
             raise UnmaskError(f"port must be in [0, 65535], got {self.port}")
         for name in ("host", "served_model_name", "api_key"):

@@ -55,6 +55,18 @@ def closing() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down")
 
 
+def overdue() -> ApiError:
+    """A request whose time is up; the header keeps OpenAI's clients from asking the same again."""
+    message = "the request was not finished in time; ask for fewer tokens, or start the server with --request-timeout-s"
+    return ApiError(504, message, code="timeout", headers={"x-should-retry": "false"})
+
+
+def dawdling(what: str, limit_s: float) -> ApiError:
+    """A client that keeps the server waiting for a part of its request."""
+    message = f"the {what} of the request did not arrive within {limit_s:g} s"
+    return ApiError(408, message, code="timeout", headers={"Connection": "close"})
+
+
 def answer_to(error: Exception) -> ApiError:
     """What a client gets for an error that was raised while its request was read."""
     if isinstance(error, ApiError):
@@ -66,8 +78,8 @@ def answer_to(error: Exception) -> ApiError:
 
 def failed(error: BaseException) -> ApiError:
     """An error of the engine as a client gets it: the message of an error of ours, the type alone of any other."""
-    if isinstance(error, OutOfMemory):
-        return ApiError(503, str(error), code="out_of_memory")
+    if isinstance(error, OutOfMemory | MemoryError):
+        return ApiError(503, str(error) or "the server ran out of memory", code="out_of_memory")
     if isinstance(error, UnmaskError):
         return ApiError(500, str(error), code="engine_failed")
     return ApiError(500, f"decoding failed: {type(error).__name__}; the log has more", code="engine_failed")

@@ -22,7 +22,8 @@ from unmask.remote.cluster import Cluster, quiet
 from unmask.remote.config import ClusterConfig
 from unmask.serve.board import Board, Overview
 from unmask.serve.config import ServerConfig
-from unmask.serve.run import bind, farewell, handling_signals
+from unmask.serve.ending import Stopped, handling_signals, stoppable
+from unmask.serve.run import bind, farewell
 from unmask.settings import Settings
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Fleet:
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM; raises WorkFailed if the cluster or all replicas are lost."""
-        with quiet():
+        with quiet(), stoppable():  # again, since Ray handles SIGTERM in its own way
             try:
                 _within(START_S, self._start)
                 self._wait_until_ready()
@@ -234,7 +235,7 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     thread.start()
     try:
         return result.result(seconds)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         thread.join(ANSWER_S)  # a call must not meet the end of Ray
         raise
     except TimeoutError as error:

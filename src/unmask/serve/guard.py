@@ -14,11 +14,11 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse
 
-from unmask.serve.errors import ApiError, blaming, closing, wrong
+from unmask.serve.errors import ApiError, blaming, closing, dawdling, wrong
 from unmask.serve.strict_json import loads
 
 MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
-OPEN = ("/health", "/", "/favicon.ico")  # need no key, nor do the files of the page
+OPEN = ("/health", "/health/live", "/health/ready", "/", "/favicon.ico")  # need no key, nor do the files of the page
 FILES = "/assets/"
 
 
@@ -50,7 +50,11 @@ class Guard:
 
 
 class CheckedRequest(Request):
-    """A request whose body is read up to a limit, and only while the server takes work."""
+    """A request whose body is read up to a limit, in a limited time, and only while the server takes work."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.arrived = asyncio.get_running_loop().time()
 
     async def body(self) -> bytes:
         if hasattr(self, "_body"):
@@ -64,11 +68,12 @@ class CheckedRequest(Request):
         if not served.worker.accepting:
             raise closing()
         try:
-            async with asyncio.timeout(None) as upload:  # rescheduled when the server stops
+            async with asyncio.timeout(served.config.client_timeout_s) as upload:  # now, when the server stops
                 served.uploads.add(upload)
                 return await super().body()
         except TimeoutError as error:
-            raise closing() from error
+            late = dawdling("body", served.config.client_timeout_s)
+            raise (late if served.worker.accepting else closing()) from error
         finally:
             served.uploads.discard(upload)
 

@@ -35,6 +35,12 @@ class Metrics:
         self.committed = count("unmask_committed_tokens_total", "Tokens committed; one that was reopened counts again.")
         self.kept = count("unmask_kept_tokens_total", "Tokens of the texts that were finished.")
         self.prompt = count("unmask_prompt_tokens_total", "Tokens of the prompts that were finished.")
+        self.stalled = gauge("unmask_engine_stalled_seconds", "Since the last pass or the begin of work; 0: no work.")
+        self.connections = gauge("unmask_connections", "Open connections.")
+        about = "Connections closed by the server: slow, idle while another needed the place, or one too many."
+        self.dropped = count("unmask_connections_dropped_total", about, ["reason"])
+        about = "Connections that could not be accepted: too many open files, or no memory."
+        self.accept_errors = count("unmask_accept_errors_total", about)
         about = "From joining the queue to the first letter that is certain."
         self.first_text = times("unmask_time_to_first_text_seconds", about)
 

@@ -55,9 +55,12 @@ class Replica:
         return create_app(self._loaded)
 
     def check_health(self) -> None:
-        """Raise if the model cannot be run any more: Serve then replaces the replica."""
-        if self._loaded.worker.broken:
+        """Raise if the model cannot be run any more, or the engine is stuck: Serve then replaces the replica."""
+        worker, limit_s = self._loaded.worker, self._loaded.config.watchdog_s
+        if not worker.alive:
             raise RuntimeError("the model can no longer be run: its device may be lost")
+        if limit_s and worker.stalled_s() > limit_s:
+            raise RuntimeError(f"no pass was finished for {limit_s:g} s, though there is work")
 
     async def _metrics(self) -> bytes:
         others = await self.board.families.remote()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import math
-import signal
 import socket
-import threading
+import time
 from collections import abc
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -20,10 +21,15 @@ from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import Policy
 from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
+from unmask.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, RATE, Connections, Limited, most_connections
+from unmask.serve.ending import REST_S, Stopped, ended_by_force, handling_signals, leave
 from unmask.serve.served import Served
 from unmask.settings import Settings
 
+log = logging.getLogger(__name__)
+
 FAREWELL_S = 0.5  # for clients to read that they were dropped
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # why a connection may not be accepted
 ACCESS_LOG = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -69,7 +75,9 @@ def farewell(left: int, grace_s: float) -> str:
 class Server(uvicorn.Server):
     """An engine behind uvicorn; `say` gets the lines for the terminal, `on_ready` the URL.
 
-    When the server is told to stop, requests under way have `grace_s` seconds left. Then it ends with status 0.
+    When the server is told to stop, requests under way have `grace_s` seconds left. Then it ends with status 0. In the
+    main thread it also ends the process, with status 1, if a thread hangs: the engine for `watchdog_s` seconds, or any
+    for `REST_S` seconds after the end.
     """
 
     def __init__(
@@ -87,25 +95,47 @@ class Server(uvicorn.Server):
         self.worker = self.served.worker
         self.stopping: asyncio.AbstractEventLoop | None = None  # the event loop, while the server stops
         self.hurried = False
+        self.last: float | None = None  # when the process must have ended
         # No other log: warnings and errors reach stderr through Python's handler of last resort, and nothing else does.
         options: dict[str, Any] = {"log_config": ACCESS_LOG if config.access_log else None, "ws": "none"}
         options |= {"access_log": config.access_log, "lifespan": "off", "server_header": False}
-        last = math.ceil(config.grace_s) + 10  # for a task that goes on though its client is gone
-        super().__init__(uvicorn.Config(create_app(self.served), timeout_graceful_shutdown=last, **options))
+        options |= {"http": Limited, "backlog": ACCEPTED_AT_ONCE}
+        options["timeout_keep_alive"] = math.ceil(config.client_timeout_s)
+        options["timeout_graceful_shutdown"] = math.ceil(config.grace_s) + 2  # for a task whose client is gone
+        super().__init__(uvicorn.Config(create_app(self.served), **options))
+        for logger in (log, logging.getLogger("uvicorn.error")):
+            logger.addFilter(RATE)
 
     def run(self, bound: socket.socket) -> None:  # ty: ignore[incompatible-method-override]
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
-        try:
-            self.served.start(self.say)
-            super().run(sockets=[bound])
-        finally:
-            self.worker.stop()
+        with ended_by_force(self._stuck, self.say):
+            try:
+                self.served.start(self.say)
+                super().run(sockets=[bound])
+            except Stopped:  # in the warm-up, which cannot be interrupted
+                leave("stopped by SIGTERM while the model was warmed up", self.say)
+            finally:
+                self.worker.stop()
         if self.worker.broken:
             raise WorkFailed("the model can no longer be run: its device may be lost")
 
     def stop(self) -> None:
         """Have `run` return, when the requests under way are answered or their time is up; from any thread."""
+        if not self.should_exit:
+            self._end_within(self.served.config.grace_s)
         self.should_exit = True
+
+    def _end_within(self, seconds: float) -> None:
+        self.last = time.monotonic() + seconds + REST_S
+
+    def _stuck(self) -> str | None:
+        """Why the process must end now, if it must."""
+        if self.last is not None and time.monotonic() > self.last:
+            return f"a thread is still at work {REST_S:g} s after the time for requests; the process ends without it"
+        limit_s = self.served.config.watchdog_s
+        if limit_s and self.worker.stalled_s() > limit_s:
+            return f"no pass was finished for {limit_s:g} s, though there is work; the process ends"
+        return None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -113,10 +143,31 @@ class Server(uvicorn.Server):
                 bound.listen()  # here, because uvloop hides the error
         except OSError as error:  # another process had bound the port as well, and was the first to listen
             raise _cannot_listen(self.served.config, error) from error
+        asyncio.get_running_loop().set_exception_handler(self._heed)
+        wanted = self.served.config.max_connections
+        most = most_connections(wanted)
+        if wanted is not None and most < wanted:
+            self.say(f"max_connections is {most}, not {wanted}: raise the limit on open files with ulimit -n")
+        patience_s, counters = self.served.config.client_timeout_s, self.worker.metrics
+        self.server_state = self.connections = Connections(most=most, patience_s=patience_s, metrics=counters)
         await super().startup(sockets)
         for bound in sockets or ():
+            bound.listen(BACKLOG)  # uvicorn's own number also says how many are accepted at once
             self.say(f"serving {self.served.name} at {url_of(bound)}")
             self.on_ready(url_of(bound))
+
+    def _heed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Count connections that could not be accepted; the event loop's own handler gets everything else."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in FULL:
+            self.worker.metrics.accept_errors.inc()
+            log.warning("a connection could not be accepted: %s", error.strerror)
+        else:
+            loop.default_exception_handler(context)
+
+    async def on_tick(self, counter: int) -> bool:
+        self.connections.drop_slow()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.served.refuse()
@@ -139,6 +190,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks to stop, the next to stop at once."""
         self.hurried, self.should_exit = self.should_exit, True
+        self._end_within(0.0 if self.hurried else self.served.config.grace_s)
         if self.stopping is not None:
             self.stopping.call_soon_threadsafe(self._drop)
 
@@ -147,17 +199,3 @@ class Server(uvicorn.Server):
         # uvicorn's own method raises the signal once more afterwards, which would end the process.
         with handling_signals(self.handle_exit):
             yield
-
-
-@contextmanager
-def handling_signals(handle: Callable[[int, FrameType | None], None]) -> abc.Generator[None]:
-    """Have SIGINT and SIGTERM handled meanwhile, if this is the main thread: only there Python allows it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

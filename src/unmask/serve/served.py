@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unmask.engine.generator import Generator
 from unmask.engine.plan import plan
+from unmask.engine.scheduler import Request
 from unmask.policies import Policy
 from unmask.serve.config import ServerConfig
+from unmask.serve.errors import ApiError, closing
 from unmask.serve.translate import check_defaults
 from unmask.serve.worker import Worker
 from unmask.settings import Settings
@@ -73,6 +75,34 @@ class Served:
         self.worker.refuse()
         for upload in self.uploads:
             upload.reschedule(0.0)
+
+    def check_alive(self) -> None:
+        """Raise if the engine is stuck or gone."""
+        if not self.worker.alive:
+            raise closing()
+        if (stalled_s := self.worker.stalled_s()) > self.config.stall_s:
+            raise ApiError(503, f"no pass was finished for {stalled_s:.0f} s, though there is work", code="stalled")
+
+    def check_ready(self) -> None:
+        """Raise if a request would not be taken now."""
+        self.check_alive()
+        if not self.worker.accepting:
+            raise closing()
+        if self.worker.full:
+            raise ApiError(503, f"the queue of {self.config.max_queue} is full", code="queue_full")
+
+    def check_size(self, requests: Sequence[Request]) -> None:
+        """Raise if a request of these texts has more tokens than the server allows."""
+        longest = max(request.canvas.length - len(request.canvas.holes) for request in requests)
+        most = self.config.max_prompt_tokens
+        if most is not None and longest > most:
+            message = f"the prompt has {longest} tokens; this server takes at most {most}"
+            raise ApiError(400, message, code="context_length_exceeded")
+        total, most = sum(request.canvas.length for request in requests), self.config.max_total_tokens
+        if most is not None and total > most:
+            texts = f"{len(requests)} texts" if len(requests) > 1 else "1 text"
+            message = f"{texts} of {total} tokens, prompts and max_tokens together; a request may have {most} here"
+            raise ApiError(400, message, code="too_many_tokens")
 
     async def metrics_page(self) -> bytes:
         return self.worker.metrics.page() if self.metrics_of_all is None else await self.metrics_of_all()

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from unmask.engine.generator import Generator
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError
-from unmask.serve.errors import ApiError, closing, failed
+from unmask.serve.errors import ApiError, closing, failed, overdue
 from unmask.serve.metrics import Metrics
 from unmask.types import Output, StreamEvent
 
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 3  # in a row, before the model itself is tried
+MOST_UNREAD = 2**15  # events of one request that its client has not read yet
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,7 @@ class Ticket:
 
     requests: Sequence[Request]
     streamed: bool = True  # else it gets outputs and errors only: each piece of news wakes the event loop
+    deadline: float | None = None  # in the time of the event loop
     began: float = field(default_factory=time.perf_counter)
     has_text: bool = False  # this and the next are used by the engine's thread only
     put_back: bool = False  # into the line, after a failure that another ticket may have caused
@@ -48,11 +50,23 @@ class Ticket:
         """Every event with the number of its text, until each has its output; raises when the work failed."""
         left = len(self.requests)
         while left:
-            news = await self._news.get()
+            news = await self._next()
             if isinstance(news, ApiError):
                 raise news
             left -= news[1].output is not None
             yield news
+
+    async def _next(self) -> tuple[int, StreamEvent] | ApiError:
+        # Checked before too: the timeout ends a wait, and where news is there already, there is none.
+        if self.deadline is None or self._loop.time() < self.deadline:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self.deadline):
+                    return await self._news.get()
+        return overdue()
+
+    @property
+    def unread(self) -> int:
+        return self._news.qsize()
 
     async def outputs(self) -> list[Output]:
         """The outputs in the order of the requests."""
@@ -76,6 +90,7 @@ class Worker:
         self.llm, self.max_queue, self.on_broken = llm, max_queue, on_broken
         self.metrics = Metrics()
         self.metrics.waiting.set_function(self.waiting)
+        self.metrics.stalled.set_function(self.stalled_s)
         self.broken = False  # the model cannot be run any more
         self._scheduler = Scheduler(rows=rows)
         self._line = self._scheduler.line
@@ -85,6 +100,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._prepared: Future[None] = Future()
         self._failures = 0  # in a row, without a pass between
+        self._moved: float | None = None  # when a pass was last finished, or work began; None: there is no work
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start the thread, and return when it has run `prepare`, whose error is raised here.
@@ -98,34 +114,55 @@ class Worker:
             except BaseException as error:
                 self._prepared.set_exception(error)
             else:
-                self._serve()
+                try:
+                    self._serve()
+                finally:
+                    if not self._stopped:
+                        self._break()
 
         self._thread = threading.Thread(target=run, name="unmask-engine", daemon=True)
         self._thread.start()
         self._prepared.result()
 
     @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and not self.broken
+
+    @property
     def accepting(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and not self._refusing
+        return self.alive and not self._refusing
+
+    @property
+    def full(self) -> bool:
+        return self.waiting() >= self.max_queue
+
+    def stalled_s(self) -> float:
+        """For how long the engine has had work without finishing a pass."""
+        moved = self._moved
+        return 0.0 if moved is None else time.monotonic() - moved
 
     def waiting(self) -> int:
         """How many texts wait for the engine; a text whose client has left does not count."""
         with self._work:
             return sum(not request.abandoned for request in self._line.copy())
 
-    def check_room(self, texts: int = 1) -> None:
-        """Raise if the line has no room for that many texts now."""
+    def check_room(self) -> None:
+        """Raise if no request is taken now.
+
+        While there is room for one text there is room for a request of several: else requests of one text would take
+        every place that becomes free, and a larger one would be refused for ever.
+        """
         if not self.accepting:
             raise closing()
-        if self.waiting() + texts > self.max_queue:
+        if self.full:
             message = f"the queue of {self.max_queue} is full; come again in a moment"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
-    def submit(self, requests: Sequence[Request], *, streamed: bool = True) -> Ticket:
+    def submit(self, requests: Sequence[Request], *, streamed: bool = True, deadline: float | None = None) -> Ticket:
         """Put requests into the line, all or none."""
-        ticket = Ticket(requests, streamed)
+        ticket = Ticket(requests, streamed, deadline)
         with self._work:
-            self.check_room(len(requests))
+            self.check_room()
             self._open |= {request: (ticket, number) for number, request in enumerate(requests)}
             self._line.extend(requests)
             self._work.notify()
@@ -163,13 +200,15 @@ class Worker:
                 self._work.wait_for(lambda: self._line or self._stopped)
                 if not self._line:
                     return
-                head = self._line[0]
+                head, self._moved = self._line[0], time.monotonic()
             try:
                 for request, event in self.llm.decode(self._scheduler):
+                    self._moved = time.monotonic()
                     self._hear(request, event)
-            except Exception as error:
+            except BaseException as error:  # also what is no Exception, such as a panic of a library
                 self._scheduler.running.clear()
                 self._fail(error, head)
+            self._moved = None
 
     def _hear(self, request: Request, event: StreamEvent) -> None:
         """Count an event and pass it on."""
@@ -192,7 +231,9 @@ class Worker:
         if event.text_delta and not ticket.has_text:
             ticket.has_text = True
             self.metrics.first_text.observe(time.perf_counter() - ticket.began)
-        if ticket.streamed or event.output is not None:
+        if ticket.unread >= MOST_UNREAD:
+            ticket.abandon(ApiError(500, f"the client is {MOST_UNREAD} events behind", code="slow_reader"))
+        elif ticket.streamed or event.output is not None:
             ticket.tell((number, event))
 
     def _forget_abandoned(self) -> None:
@@ -204,7 +245,7 @@ class Worker:
             else:
                 self._line.append(request)
 
-    def _fail(self, error: Exception, head: Request) -> None:
+    def _fail(self, error: BaseException, head: Request) -> None:
         """End the tickets whose texts were lost with a batch.
 
         A ticket whose texts had no pass yet has lost nothing: they go back to the head of the line. This happens once
@@ -226,11 +267,14 @@ class Worker:
                     self._line.appendleft(request)
         self._failures += not isinstance(error, UnmaskError)
         if self._failures >= MOST_FAILURES and not self._runs():
-            self.broken = True
-            self.drop_all()
-            self.on_broken()
+            self._break()
         for ticket in lost:
             ticket.abandon(failed(error))
+
+    def _break(self) -> None:
+        self.broken = True
+        self.drop_all()
+        self.on_broken()
 
     def _runs(self) -> bool:
         """Whether the model can be run at all: a client that repeats a request which fails must not end the server."""
