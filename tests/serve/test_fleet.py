@@ -168,7 +168,7 @@ def test_full_queues_answer_429_until_clients_leave(served):
     assert json.loads(full.read())["error"]["code"] == "queue_full"
     assert len(streams) >= 4
     assert {stream.status for stream in streams} == {200}
-    assert [served.send(path).status for path in ("/health", "/v1/models", "/metrics")] == [200, 200, 200]
+    assert [served.send(path).status for path in ("/health", "/health/live", "/metrics")] == [200, 200, 200]
     for stream in streams:
         stream.close()
     until(lambda: served.complete().status == 200, 30)
