@@ -18,8 +18,10 @@ import typer
 
 from unmask import flags, terminal
 from unmask.bench.workload import RuleWorkload, Workload
+from unmask.config_file import with_config_file
 from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
 from unmask.serve.config import ServerConfig
+from unmask.serve.keys import with_keys
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
@@ -117,13 +119,14 @@ def chat(
 
 
 @app.command()
+@with_config_file
 @flags.with_flags(ServerConfig)
-@flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(Settings, without=["seed"], early_stop=True)  # the server's own flag knows whether it was given
 @flags.with_flags(flags.Backend)
 @flags.with_flags(flags.Model)
 def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
-    on_ray, config = backend.on_ray("serve"), flags.with_api_key(config)
+    on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
     serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
     how = {"settings": settings, "say": terminal.note}
     if on_ray:

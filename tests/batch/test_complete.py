@@ -19,7 +19,7 @@ from unmask.models.base import LoadedModel
 from unmask.models.toy import SENTENCE
 from unmask.serve.strict_json import dumps
 
-HOT = {"max_tokens": 48, "temperature": 1.0}
+HOT = {"max_tokens": 48, "temperature": 1.0, "seed": 0}
 RIGHT = [
     (COMPLETIONS, {"prompt": "Hi", "max_tokens": 20}),
     (COMPLETIONS, {"model": "toy", "prompt": "Hello there", **HOT, "seed": 7}),

@@ -58,6 +58,7 @@ class Answer:
         passes = sum(output.usage.forward_passes for output in outputs)
         decoding: dict[str, Any] = {
             "policy": policies.name_of(self.asked.policy),
+            "seed": self.asked.seed,
             "forward_passes": passes,
             "tokens_per_pass": completion / passes if passes else 0.0,
             "ignored": self.asked.ignored,

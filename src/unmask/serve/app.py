@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
-from unmask.serve import schema
+from unmask.engine.generator import Generator
+from unmask.serve import schema, tokens
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, closing, wrong
 from unmask.serve.guard import CheckedRoute, Guard
@@ -34,7 +36,8 @@ def _failing(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schema.ErrorBody} for status in statuses}
 
 
-_WORKING = _failing(400, 401, 404, 413, 429, 500, 503) | {200: {"content": {"text/event-stream": {}}}}
+_READING = _failing(400, 401, 404, 413, 429, 500, 503)
+_WORKING = _READING | {200: {"content": {"text/event-stream": {}}}}
 
 
 class EventStream(StreamingResponse):
@@ -74,7 +77,15 @@ def create_app(served: Served) -> App:
     app.include_router(router)
     for kind in (HTTPException, RequestValidationError, RecursionError, Exception):
         app.add_exception_handler(kind, _complain)
-    app.add_middleware(Guard, key=served.config.api_key)
+    config = served.config
+    app.add_middleware(Guard, keys=config.api_keys, most=config.max_requests_per_key)
+    if config.cors_origin:  # outside the guard: a browser asks for leave without the key, and must read a refusal
+        shared: dict[str, Any] = {
+            "allow_methods": ["GET", "POST"],
+            "allow_headers": ["*"],
+            "expose_headers": ["Retry-After"],
+        }
+        app.add_middleware(CORSMiddleware, allow_origins=config.cors_origin, **shared)
     app.add_middleware(Counting, metrics=served.worker.metrics)
     return app
 
@@ -131,11 +142,31 @@ async def chat_completions(body: schema.ChatRequest, request: Request) -> Respon
     return await _answer(body, request)
 
 
+@router.post("/tokenize", response_model=schema.Tokenized, responses=_READING)
+async def tokenize(body: schema.TokenizeRequest, request: Request) -> Response:
+    """The token ids of a prompt or of a conversation, as the model would get them."""
+    return await _convert(tokens.tokenize, body, request)
+
+
+@router.post("/detokenize", response_model=schema.Detokenized, responses=_READING)
+async def detokenize(body: schema.DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    return await _convert(tokens.detokenize, body, request)
+
+
+async def _convert(convert: Callable[[Any, Generator], dict[str, Any]], body: Any, request: Request) -> Response:
+    served = _served(request)
+    check_model(body.model, served.name)
+    # In a thread, and the reply too: a long text has many tokens.
+    return await asyncio.to_thread(lambda: _reply(convert(body, served.worker.llm)))
+
+
 async def _answer(body: schema.Body, request: Request) -> Response:
     served = _served(request)
     check_model(body.model, served.name)
     served.worker.check_room()  # before the work of encoding; `submit` checks again, for all texts
-    defaults = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
+    defaults: dict[str, Any] = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
+    defaults["draw_seed"] = served.config.seed is None
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     asked = await asyncio.to_thread(asked_by, body, served.worker.llm, **defaults)
     ticket = served.worker.submit(asked.requests, streamed=asked.stream)

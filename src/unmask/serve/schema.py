@@ -19,7 +19,7 @@ from unmask.settings import Settings
 MOST_STOPS = 64  # strings, each of which is looked for after every pass; counted in translate.py
 # Error texts for fields that may have several forms, instead of pydantic's line for each form.
 FORMS = {
-    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "prompt": 'a text, a list of texts, token ids, a list of lists of them, or parts {"text": ...} and {"mask": N}',
     "suffix": "a text or a list of token ids",
     "stop": "a string or a list of strings",
     "content": 'a string or a list of parts {"type": "text", "text": ...}',
@@ -40,7 +40,21 @@ def _form(prompt: Any) -> str:
         return "text"
     if not prompt or isinstance(prompt[0], int):
         return "ids"
-    return "texts" if isinstance(prompt[0], str) else "lists"
+    return {str: "texts", dict: "parts"}.get(type(prompt[0]), "lists")
+
+
+class GivenPart(BaseModel):
+    """A piece of a text with holes that is there."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: str
+
+
+class MaskPart(BaseModel):
+    """A hole of so many tokens."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    mask: int = Field(ge=1)
 
 
 Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
@@ -51,7 +65,8 @@ Prompts = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
-    | Annotated[list[TokenIds], FirstFault, Tag("lists")],
+    | Annotated[list[TokenIds], FirstFault, Tag("lists")]
+    | Annotated[list[GivenPart | MaskPart], FirstFault, Tag("parts")],
     Discriminator(_form),
 ]
 Reason = Literal["stop", "length"]
@@ -82,8 +97,12 @@ class Message(_Checked):
     content: str | Annotated[list[TextPart], FirstFault]
 
 
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+MODEL = Field(None, description="The served model; left out: the same.")
+
+
 class _Request(_Checked):
-    model: str | None = Field(None, description="The served model; left out: the same.")
+    model: str | None = MODEL
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: float | None = Field(None, description="Left out: the server's, which is 0 by default.")
@@ -98,7 +117,7 @@ class _Request(_Checked):
 
 
 class CompletionRequest(_Request):
-    """A prompt to continue, or the gap between it and a suffix to fill."""
+    """A prompt to continue, the gap between it and a suffix to fill, or a text with holes to fill."""
 
     prompt: Prompts
     suffix: str | TokenIds | None = None
@@ -107,7 +126,23 @@ class CompletionRequest(_Request):
 class ChatRequest(_Request):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Messages
+
+
+class TokenizeRequest(_Checked):
+    """A prompt, or a conversation, whose tokens are asked for."""
+
+    model: str | None = MODEL
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="With what begins a text; left out: true.")
+
+
+class DetokenizeRequest(_Checked):
+    """Token ids whose text is asked for."""
+
+    model: str | None = MODEL
+    tokens: TokenIds
 
 
 Body = CompletionRequest | ChatRequest
@@ -134,6 +169,7 @@ class DecodingReport(BaseModel):
     """How it was decoded; passes count for all choices together."""
 
     policy: str
+    seed: int
     forward_passes: int
     tokens_per_pass: float
     ignored: list[str]
@@ -179,6 +215,23 @@ class ChatCompletion(_Answer):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+
+
+class Tokenized(BaseModel):
+    """Token ids, the text of each, and how many positions the model has for prompt and answer."""
+
+    tokens: list[int]
+    token_texts: list[str]
+    count: int
+    max_model_len: int
+    ignored: list[str]
+
+
+class Detokenized(BaseModel):
+    """The text of token ids."""
+
+    prompt: str
+    ignored: list[str]
 
 
 class Model(BaseModel):
