@@ -149,8 +149,6 @@ UNSUPPORTED = {
     "tools": [{"type": "function"}],
     "tool_choice": "required",
     "response_format": {"type": "json_object"},
-    "logprobs": 0,
-    "top_logprobs": 2,
     "logit_bias": {"5": 1},
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,

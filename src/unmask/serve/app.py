@@ -169,12 +169,12 @@ async def _answer(body: schema.Body, request: Request) -> Response:
     defaults["draw_seed"] = served.config.seed is None
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     asked = await asyncio.to_thread(asked_by, body, served.worker.llm, **defaults)
-    ticket = served.worker.submit(asked.requests, streamed=asked.stream)
+    ticket = served.worker.submit(asked.requests, streamed=asked.stream or bool(asked.logprobs))
     answer = Answer(asked=asked, model=served.name)
     if asked.stream:
         return EventStream(ticket, answer)
     try:
-        outputs = await _unless_gone(request.receive, ticket.outputs())
+        outputs = await _unless_gone(request.receive, ticket.outputs(answer.hear))
     finally:
         ticket.abandon()
     return Response(status_code=GONE) if outputs is None else _reply(answer.whole(outputs))

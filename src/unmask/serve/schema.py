@@ -16,12 +16,14 @@ from unmask.engine.detail import Detail
 from unmask.serve.errors import wrong
 from unmask.settings import Settings
 
+MOST_LOGPROBS = 20  # candidates of each token
 MOST_STOPS = 64  # strings, each of which is looked for after every pass; counted in translate.py
 # Error texts for fields that may have several forms, instead of pydantic's line for each form.
 FORMS = {
     "prompt": 'a text, a list of texts, token ids, a list of lists of them, or parts {"text": ...} and {"mask": N}',
     "suffix": "a text or a list of token ids",
     "stop": "a string or a list of strings",
+    "logprobs": f"a number from 0 to {MOST_LOGPROBS} for a prompt, true or false for a conversation",
     "content": 'a string or a list of parts {"type": "text", "text": ...}',
 }
 
@@ -121,12 +123,15 @@ class CompletionRequest(_Request):
 
     prompt: Prompts
     suffix: str | TokenIds | None = None
+    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
 
 class ChatRequest(_Request):
     """A conversation to answer."""
 
     messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
 
 class TokenizeRequest(_Checked):
@@ -176,10 +181,19 @@ class DecodingReport(BaseModel):
     step_map: list[int] | list[list[int]] | None = None
 
 
+class CompletionLogprobs(BaseModel):
+    """Of each token that was committed, at the pass that committed it."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Reason | None = None
 
 
@@ -188,10 +202,27 @@ class ChatText(BaseModel):
     content: str
 
 
+class Candidate(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(Candidate):
+    top_logprobs: list[Candidate]
+
+
+class ChatLogprobs(BaseModel):
+    """Of each token that was committed, at the pass that committed it."""
+
+    content: list[ChatToken]
+    refusal: None = None
+
+
 class ChatChoice(BaseModel):
     index: int
     message: ChatText
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Reason
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from unmask import policies
@@ -19,8 +19,9 @@ from unmask.engine.scheduler import Request
 from unmask.errors import UnknownName, UnmaskError
 from unmask.policies import Policy
 from unmask.serve.errors import ApiError, blaming, wrong
+from unmask.serve.logprobs import Logprobs
 from unmask.serve.prompts import has_mask, prompts_of
-from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, CompletionRequest
+from unmask.serve.schema import FORMS, MOST_STOPS, Body, ChatRequest, CompletionRequest
 from unmask.settings import Settings
 from unmask.trace.record import Trace
 
@@ -29,12 +30,13 @@ OWN = ("policy", "step_map", "events")
 MOST_CANDIDATES, WIDEST_OVERLAP = 20, 256  # of an open position; positions of a block: both are sent in every pass
 MOST_ROUNDS = dict.fromkeys(("iterations", "history"), 64)  # of a policy's own computation within a pass
 NO_END: dict[str, Any] = {"max_tokens": None, "stop": (), "stop_token_ids": ()}  # what a text with holes has
+MOST_TOLD = 2**18  # candidates in one answer, which is made at once
 LARGEST_SEED = 2**31  # of those that are drawn: every client can read it, and n more fit behind it
 # Fields that would change the answer, and the values with which they would not.
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("tools", "functions", "bad_words", "allowed_token_ids", "stop_token_ids"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("logprobs", "echo", "ignore_eos", "use_beam_search"), (False,)),
+    **dict.fromkeys(("echo", "ignore_eos", "use_beam_search"), (False,)),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
     **dict.fromkeys(("repetition_penalty", "length_penalty", "best_of"), (1,)),
     **dict.fromkeys(("top_logprobs", "audio", "web_search_options"), ()),
@@ -60,6 +62,7 @@ class Asked:
     include_usage: bool
     step_map: bool
     ignored: list[str]
+    logprobs: dict[Request, Logprobs]  # of each request, if asked for
     header: dict[str, Any] | None = None  # of the events, if they are asked for
 
 
@@ -86,13 +89,8 @@ def asked_by(
 
     With `draw_seed`, a request that gives no seed has a random one, unless its temperature is 0.
     """
-    extra, decoding = body.model_extra or {}, body.decoding or {}
-    for name, value in extra.items():
-        if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
-            way = f" here; give it as decoding.{name}" if name in SETTINGS else ""
-            raise wrong(f"{name} is not supported{way}", param=name)
-    if body.stream_options is not None and not body.stream:
-        raise wrong("stream_options is for requests with stream: true", param="stream_options")
+    extra, decoding, chat = body.model_extra or {}, body.decoding or {}, isinstance(body, ChatRequest)
+    _check_fields(body, extra)
     prompts, choices = prompts_of(body, llm), body.n or 1
     if len(prompts) * choices > most:
         raise wrong(f"{len(prompts) * choices} texts are asked for; one request may ask for {most}")
@@ -104,12 +102,13 @@ def asked_by(
         settings = settings.with_(seed=secrets.randbelow(LARGEST_SEED))
     with blaming("decoding"):
         job = plan(llm.model, policy, settings)
-    step_map = decoding.get("step_map", False)
-    if not isinstance(step_map, bool):
-        raise wrong(f"step_map must be true or false, got {step_map!r}", param="decoding.step_map")
     events, detail = _events(decoding, job, streamed=bool(body.stream))
+    if (top := _logprobs(body)) is not None:  # what a pass tells serves its events and this
+        detail = replace(detail or Detail(candidates=0), candidates=max(top, detail.candidates if detail else 0))
     requests = _requests(body, llm, prompts, job, given, detail)
     _check_work(decoding, job, most_blocks=max(len(request.canvas.blocks) for request in requests))
+    if (told := sum(len(request.canvas.holes) for request in requests) * (top or 0)) > MOST_TOLD:
+        raise wrong(f"{told} candidates are asked for; one request may ask for {MOST_TOLD}", param="logprobs")
     for request in requests:
         request.trace = None  # its lines are sent, not kept
     return Asked(
@@ -117,13 +116,37 @@ def asked_by(
         choices=choices,
         policy=policy,
         seed=settings.seed,
-        chat=isinstance(body, ChatRequest),
+        chat=chat,
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
-        step_map=step_map,
+        step_map=bool(decoding.get("step_map")),
         ignored=sorted({*(name for name in extra if name not in REFUSED), *_ignored_inside(body)}),
+        logprobs={} if top is None else {one: Logprobs(request=one, top=top, chat=chat) for one in requests},
         header=Trace.join([llm.new_trace(request) for request in requests]).header if events else None,
     )
+
+
+def _check_fields(body: Body, extra: dict[str, Any]) -> None:
+    for name, value in extra.items():
+        if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
+            way = f" here; give it as decoding.{name}" if name in SETTINGS else ""
+            raise wrong(f"{name} is not supported{way}", param=name)
+    if body.stream_options is not None and not body.stream:
+        raise wrong("stream_options is for requests with stream: true", param="stream_options")
+    step_map = (body.decoding or {}).get("step_map", False)
+    if not isinstance(step_map, bool):
+        raise wrong(f"step_map must be true or false, got {step_map!r}", param="decoding.step_map")
+
+
+def _logprobs(body: Body) -> int | None:
+    """How many candidates to tell of each token, beside the log-probability of the token itself; None: not asked."""
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs is not None and not body.logprobs:
+            raise wrong("top_logprobs is for requests with logprobs: true", param="top_logprobs")
+        return (body.top_logprobs or 0) if body.logprobs else None
+    if body.logprobs is True:
+        raise wrong(f"logprobs must be {FORMS['logprobs']}", param="logprobs")
+    return None if body.logprobs is False else body.logprobs
 
 
 def _events(decoding: dict[str, Any], job: Plan, *, streamed: bool) -> tuple[bool, Detail | None]:
