@@ -22,6 +22,8 @@ with warnings.catch_warnings():
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 60
+READ = ("/health", "/metrics", "/v1/models", "/v1/models/{name}")
+WRITTEN = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +44,21 @@ def test_the_document_says_400_and_never_422(brief):
 
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/{name}"])
+@pytest.mark.parametrize("path", READ)
 def test_what_is_read_conforms_to_the_document(path, brief):
     fuzz(brief, path, "GET")
 
 
 # Its strategies draw from `random` here and there.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", WRITTEN)
 def test_made_up_requests_get_what_the_document_says(path, brief):
     assert {200, 400} <= fuzz(brief, path, "POST")
+
+
+def test_every_route_of_the_document_is_tried_above(brief):
+    document = schemathesis.openapi.from_url(f"{brief.url}/openapi.json").raw_schema
+    assert set(document["paths"]) == {*READ, *WRITTEN}
 
 
 def fuzz(found, path: str, method: str) -> set[int]:

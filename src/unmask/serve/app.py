@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
 from unmask.engine.generator import Generator
-from unmask.serve import schema, tokens
+from unmask.serve import docs, schema, tokens
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, closing, wrong
 from unmask.serve.guard import CheckedRoute, Guard
@@ -66,6 +66,9 @@ class App(FastAPI):
         for operations in document["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
+        if self.state.served.config.api_keys:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
         return document
 
 
@@ -75,6 +78,7 @@ def create_app(served: Served) -> App:
     app = App(title="unmask", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.served = served
     app.include_router(router)
+    app.include_router(docs.router)
     for kind in (HTTPException, RequestValidationError, RecursionError, Exception):
         app.add_exception_handler(kind, _complain)
     config = served.config

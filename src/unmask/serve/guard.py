@@ -19,7 +19,9 @@ from unmask.serve.errors import ApiError, blaming, closing, wrong
 from unmask.serve.strict_json import loads
 
 MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
-OPEN = "/health"  # needs no key
+# Need no key: whether the server lives, and pages that are the same in every copy of the package.
+OPEN = ("/health", "/docs", "/openapi.json")
+FILES = "/assets/"
 
 
 class Guard:
@@ -34,7 +36,7 @@ class Guard:
         self.in_flight: Counter[int] = Counter()  # by the number of the key
 
     async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        if scope["type"] != "http" or scope["path"] == OPEN or not self.keys:
+        if scope["type"] != "http" or not self.keys or scope["path"] in OPEN or scope["path"].startswith(FILES):
             await self.app(scope, receive, send)
             return
         number = self._key_of(scope["headers"])

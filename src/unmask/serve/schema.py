@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, WithJsonSchema
@@ -30,8 +31,15 @@ FORMS = {
 
 def _decoding_schema() -> dict[str, Any]:
     known = TypeAdapter(Settings).json_schema()["properties"]
-    events = {"anyOf": [{"type": "boolean"}, TypeAdapter(Detail).json_schema()]}
-    own = {"policy": {"type": "string"}, "step_map": {"type": "boolean"}, "events": events}
+    for item in fields(Settings):
+        known[item.name]["description"] = item.metadata["help"]
+    events: dict[str, Any] = {"anyOf": [{"type": "boolean"}, TypeAdapter(Detail).json_schema()]}
+    events["description"] = "Send what each pass did between the chunks of a stream."
+    own = {
+        "policy": {"type": "string", "description": "A policy's name; its parameters may stand beside it."},
+        "step_map": {"type": "boolean", "description": "Tell which forward pass committed each token."},
+        "events": events,
+    }
     about = "How to decode: a policy, its parameters, any of our settings; whether a step map and events are wanted."
     return {"type": "object", "description": about, "properties": own | known, "additionalProperties": True}
 
@@ -74,15 +82,24 @@ Prompts = Annotated[
 Reason = Literal["stop", "length"]
 
 
+def _about(description: str, **more: Any) -> Any:
+    """A field that may be left out."""
+    return Field(None, description=description, **more)
+
+
+def _example(**body: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
 class _Checked(BaseModel):
     # Strict: neither "5" nor true is a number. Extra fields are kept, to be reported as ignored.
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 class StreamOptions(_Checked):
-    """`include_usage` asks for a last chunk with the usage of the whole request."""
+    """What a stream has beside the text."""
 
-    include_usage: bool | None = None
+    include_usage: bool | None = _about("A last chunk with the usage of the whole request.")
 
 
 class TextPart(_Checked):
@@ -100,52 +117,60 @@ class Message(_Checked):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-MODEL = Field(None, description="The served model; left out: the same.")
+MODEL = _about("The served model; left out: the same.")
 
 
 class _Request(_Checked):
     model: str | None = MODEL
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = Field(None, description="Left out: the server's, which is 0 by default.")
-    top_p: float | None = None
-    n: int | None = Field(None, ge=1, le=128)  # as with OpenAI
-    seed: int | None = None
-    stop: str | Annotated[Texts, Field(json_schema_extra={"maxItems": MOST_STOPS})] | None = None
-    stream: bool | None = None
+    max_tokens: int | None = _about("Tokens to write; left out: the server's, else the checkpoint's, else 256.")
+    max_completion_tokens: int | None = _about("The same, by OpenAI's newer name.")
+    temperature: float | None = _about("0 takes the likeliest token; left out: the server's, which is 0 by default.")
+    top_p: float | None = _about("Draw from the likeliest tokens that hold this much probability.")
+    n: int | None = _about("Choices for each prompt; choice i uses seed + i.", ge=1, le=128)  # as with OpenAI
+    seed: int | None = _about("Left out: random where the temperature is above 0; the answer states it.")
+    stop: str | Annotated[Texts, Field(json_schema_extra={"maxItems": MOST_STOPS})] | None = _about(
+        "End the text before any of these."
+    )
+    stream: bool | None = _about("Send the text as server-sent events, as it becomes certain.")
     stream_options: StreamOptions | None = None
-    user: Any = None
+    user: Any = _about("Accepted, without effect.")
     decoding: Decoding | None = None
 
 
 class CompletionRequest(_Request):
     """A prompt to continue, the gap between it and a suffix to fill, or a text with holes to fill."""
 
-    prompt: Prompts
-    suffix: str | TokenIds | None = None
-    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    model_config = _example(prompt="Countdown: 3,4,5,12", max_tokens=48)
+    prompt: Prompts = Field(description="Texts, token ids, or a text with holes: mask tokens, or parts with lengths.")
+    suffix: str | TokenIds | None = _about("What follows; the text between is written.")
+    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = _about(
+        "Tell the log-probability of each token at the pass that committed it, and of so many candidates."
+    )
 
 
 class ChatRequest(_Request):
     """A conversation to answer."""
 
-    messages: Messages
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    model_config = _example(messages=[{"role": "user", "content": "Countdown: 3,4,5,12"}], max_tokens=48)
+    messages: Messages = Field(description="The turns so far, which go through the checkpoint's chat template.")
+    logprobs: bool | None = _about("Tell the log-probability of each token at the pass that committed it.")
+    top_logprobs: int | None = _about("And of so many candidates.", ge=0, le=MOST_LOGPROBS)
 
 
 class TokenizeRequest(_Checked):
     """A prompt, or a conversation, whose tokens are asked for."""
 
+    model_config = _example(prompt="Countdown: 3,4,5,12")
     model: str | None = MODEL
     prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = Field(None, description="With what begins a text; left out: true.")
+    messages: Messages | None = _about("Instead of a prompt.")
+    add_special_tokens: bool | None = _about("With what begins a text; left out: true.")
 
 
 class DetokenizeRequest(_Checked):
     """Token ids whose text is asked for."""
 
+    model_config = _example(tokens=[72, 105])
     model: str | None = MODEL
     tokens: TokenIds
 
