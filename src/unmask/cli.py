@@ -18,9 +18,11 @@ import typer
 
 from unmask import flags, terminal
 from unmask.bench.workload import RuleWorkload, Workload
+from unmask.config_file import with_config_file
 from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
 from unmask.serve.config import ServerConfig
 from unmask.serve.ending import stoppable
+from unmask.serve.keys import with_keys
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
@@ -118,13 +120,14 @@ def chat(
 
 
 @app.command()
+@with_config_file
 @flags.with_flags(ServerConfig)
-@flags.with_flags(Settings, early_stop=True)
+@flags.with_flags(Settings, without=["seed"], early_stop=True)  # the server's own flag knows whether it was given
 @flags.with_flags(flags.Backend)
 @flags.with_flags(flags.Model)
 def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
-    on_ray, config = backend.on_ray("serve"), flags.with_api_key(config)
+    on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
     how = {"settings": settings, "say": terminal.note}
     with stoppable():
         serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
@@ -142,7 +145,7 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
 def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_browser: flags.NoBrowser = False) -> None:
     """Watch masks fill in the browser: the playground of a model, on this machine only."""
     serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
-    config, how = flags.with_api_key(ServerConfig(port=port)), {"settings": settings, "say": terminal.note}
+    config, how = with_keys(ServerConfig(port=port), terminal.note), {"settings": settings, "say": terminal.note}
     with serving.bind(config) as bound:
         llm, policy = chosen.open()
         serving.Server(llm, config, policy=policy, on_ready=flags.opener(no_browser), **how).run(bound)

@@ -36,6 +36,10 @@ class CheckpointError(UnmaskError):
     """A checkpoint that is missing, damaged, or of a kind that we do not run."""
 
 
+class TooLong(UnmaskError):
+    """A text that does not fit into the positions of the model."""
+
+
 class WorkFailed(UnmaskError):
     """The request was fine, but the work failed."""
 

@@ -22,7 +22,6 @@ import typer
 from unmask.errors import Interrupted, UnknownName, UnmaskError
 from unmask.options import option
 from unmask.remote.config import ClusterConfig
-from unmask.serve.config import ServerConfig
 
 if TYPE_CHECKING:
     from unmask.bench.workload import Workload
@@ -156,10 +155,12 @@ def choose_policy(spec: ModelSpec, name: str | None, pairs: Sequence[str] = ()) 
     return policies.resolve(name, preset_name(spec), parameters=parse_fields(pairs))
 
 
-def with_flags(kind: Any, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags(
+    kind: Any, *, without: Sequence[str] = (), **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every field of `kind` that has a help text; its first argument is the `kind` itself."""
     hints = get_type_hints(kind)
-    shown = [item for item in fields(kind) if item.metadata]
+    shown = [item for item in fields(kind) if item.metadata and item.name not in without]
     flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default)) for item in shown]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -245,14 +246,6 @@ def from_extra(module: str, extra: str, what: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UnmaskError(f"{what} needs {error.name}, which is missing: pip install 'unmask[{extra}]'") from error
-
-
-def with_api_key(config: ServerConfig) -> ServerConfig:
-    """The config with the key that clients must send, taken from the environment."""
-    key = os.environ.get("UNMASK_API_KEY")
-    if key == "":
-        raise UnmaskError("UNMASK_API_KEY is empty: give it a value, or unset it to serve without a key")
-    return replace(config, api_key=key)
 
 
 def complaint_of(error: Any) -> str:

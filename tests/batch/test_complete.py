@@ -19,7 +19,7 @@ from unmask.models.base import LoadedModel
 from unmask.models.toy import SENTENCE
 from unmask.serve.strict_json import dumps
 
-HOT = {"max_tokens": 48, "temperature": 1.0}
+HOT = {"max_tokens": 48, "temperature": 1.0, "seed": 0}
 RIGHT = [
     (COMPLETIONS, {"prompt": "Hi", "max_tokens": 20}),
     (COMPLETIONS, {"model": "toy", "prompt": "Hello there", **HOT, "seed": 7}),
@@ -32,6 +32,9 @@ RIGHT = [
         COMPLETIONS,
         {"prompt": "Hi", "max_tokens": 30, "decoding": {"policy": "fixed", "cache": "dual", "block_size": 8}},
     ),
+    (COMPLETIONS, {"prompt": [{"text": "Every "}, {"mask": 4}, {"text": "ed"}], "logprobs": 2}),
+    (COMPLETIONS, {"prompt": ["a[MASK]b", "Hi"]}),
+    (CHAT, {**TALK, "logprobs": True, "top_logprobs": 1}),
     (CHAT, TALK),
     (CHAT, {**TALK, **HOT, "n": 3}),
     (CHAT, {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 5}),

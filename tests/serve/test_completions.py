@@ -30,6 +30,7 @@ def test_a_completion_is_what_python_gives(served):
     passes = out.usage.forward_passes
     assert answer.decoding == {
         "policy": "mean_field",
+        "seed": 0,
         "forward_passes": passes,
         "tokens_per_pass": out.usage.completion_tokens / passes,
         "ignored": [],
@@ -81,11 +82,28 @@ def test_choices_count_up_the_seed_and_a_prompt_counts_once(toy_served):
 def test_several_prompts_come_back_in_order_with_their_choices(toy_served):
     hot = SETTINGS.with_(temperature=1.0)
     alone = [toy_served.llm.generate(p, settings=hot.with_(seed=s)) for p in TEXTS for s in (0, 1)]
-    asked = {"model": "toy", "prompt": TEXTS, "max_tokens": 48, "temperature": 1.0, "n": 2}
+    asked = {"model": "toy", "prompt": TEXTS, "max_tokens": 48, "temperature": 1.0, "seed": 0, "n": 2}
     answer = toy_served.client().completions.create(**asked)
     assert [choice.text for choice in answer.choices] == [out.text for out in alone]
     assert len({out.text for out in alone}) == 4
     assert answer.usage.prompt_tokens == sum(out.usage.prompt_tokens for out in alone[::2])
+
+
+def test_draws_without_a_seed_have_another_each_time_which_the_answer_states(toy_served):
+    body = {"prompt": "Hi", "max_tokens": 48, "temperature": 1.0}
+    first, second = (toy_served.post(body)[1] for _ in range(2))
+    assert first["decoding"]["seed"] != second["decoding"]["seed"]
+    again = toy_served.post({**body, "seed": first["decoding"]["seed"]})[1]
+    assert again["choices"] == first["choices"] != second["choices"]
+    assert toy_served.post({**body, "decoding": {"seed": 7}})[1]["decoding"]["seed"] == 7
+    assert toy_served.post({**body, "temperature": 0})[1]["decoding"]["seed"] == 0
+
+
+def test_a_seed_of_the_server_holds_for_all_requests_also_if_it_is_0(toy):
+    with running(toy, settings=SETTINGS.with_(temperature=1.0), seed=0) as found:
+        answers = [found.post({"prompt": "Hi"})[1] for _ in range(2)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["decoding"]["seed"] == 0
 
 
 def test_token_ids_are_taken_as_they_are(toy_served):
@@ -179,7 +197,7 @@ def test_the_same_setting_may_be_given_twice_with_one_value(toy_served):
 
 
 def test_a_setting_that_is_null_is_left_out(toy):
-    with running(toy, settings=unmask.Settings(max_tokens=9, temperature=1.0, seed=3)) as found:
+    with running(toy, settings=unmask.Settings(max_tokens=9, temperature=1.0), seed=3) as found:
         plain = found.post({"prompt": "Hi"})[1]
         null = {"max_tokens": None, "temperature": None, "seed": None, "stop": None}
         for body in (null, {"decoding": {**null, "cache": None, "block_size": None}}):

@@ -121,7 +121,7 @@ def test_a_stream_without_events_is_what_it_was(toy_served, decoding):
         choice = f'{{"index": 0, "text": "{text}", "logprobs": null, "finish_reason": {reason}}}'
         return f'data: {head}, "choices": [{choice}]{more}}}\n\n'
 
-    costs = '{"policy": "fixed", "forward_passes": 3, "tokens_per_pass": 1.0, "ignored": []}'
+    costs = '{"policy": "fixed", "seed": 0, "forward_passes": 3, "tokens_per_pass": 1.0, "ignored": []}'
     last = chunk("", '"length"', f', "decoding": {costs}')
     assert text == chunk("E") + chunk("v") + chunk("e") + last + "data: [DONE]\n\n"
 

@@ -19,7 +19,7 @@ def code(found, path: str) -> str | None:
 
 @pytest.mark.parametrize("path", ALL)
 def test_health_is_open_without_the_key_and_can_be_asked_for_its_head(path, toy):
-    with running(toy, api_key="sesame") as found:
+    with running(toy, api_keys=("sesame",)) as found:
         status, headers, text = found.send("HEAD", path)
         assert (status, headers["Content-Type"], text) == (200, "application/json", "")
         assert found.send("GET", path)[2] == '{"status": "ok"}'

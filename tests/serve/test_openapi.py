@@ -22,7 +22,8 @@ with warnings.catch_warnings():
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 60
-READ = ("/health", "/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/models/{name}")
+READ = ("/health", "/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/models/{name}", "/v1/decoding")
+WRITTEN = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +51,14 @@ def test_what_is_read_conforms_to_the_document(path, brief):
 
 # Its strategies draw from `random` here and there.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", WRITTEN)
 def test_made_up_requests_get_what_the_document_says(path, brief):
     assert {200, 400} <= fuzz(brief, path, "POST")
+
+
+def test_every_route_of_the_document_is_tried_above(brief):
+    document = schemathesis.openapi.from_url(f"{brief.url}/openapi.json").raw_schema
+    assert set(document["paths"]) == {*READ, *WRITTEN}
 
 
 def fuzz(found, path: str, method: str) -> set[int]:

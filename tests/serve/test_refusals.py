@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from openai import AuthenticationError, BadRequestError, NotFoundError
+from openai import BadRequestError, NotFoundError
 from pydantic import ValidationError
 from serve.servers import running
 
@@ -44,7 +44,7 @@ WRONG = {
     ),
     "ids beyond the vocabulary": ({"prompt": [10**30]}, "prompt", "token ids in [0,"),
     "half a character": ({"prompt": "\ud800"}, "prompt", "surrogate"),
-    "a mask": ({"prompt": "[MASK]"}, "prompt", "mask token [MASK]; to fill masks inside a text, give /v1/completions"),
+    "a mask in a suffix": ({"prompt": "a", "suffix": "[MASK]"}, None, "use infill, or the prompt of /v1/completions"),
     "very many prompts": (
         {"prompt": ["a"] * 800_000},
         None,
@@ -59,6 +59,24 @@ WRONG = {
     "top_p of 0": ({**HI, "top_p": 0}, "top_p", "(0, 1]"),
     "seed below 0": ({**HI, "seed": -1}, "seed", "at least 0"),
     "last seed too large": ({**HI, "seed": 2**63 - 1, "n": 2}, "seed", "below 2**63"),
+    "masks and a length": (
+        {"prompt": "a[MASK]", "max_tokens": 4},
+        "max_tokens",
+        "masks in the prompt say what to fill",
+    ),
+    "masks and a length inside": ({"prompt": "[MASK]", "decoding": {"max_tokens": 4}}, "decoding.max_tokens", "masks"),
+    "masks and a stop": ({"prompt": "[MASK]", "stop": "x"}, "stop", "stop does not apply"),
+    "masks and a suffix": ({"prompt": ["x", "[MASK]"], "suffix": "x"}, "suffix", "suffix does not apply"),
+    "parts without a hole": ({"prompt": [{"text": "a"}]}, "prompt", "no hole"),
+    "a hole of no tokens": ({"prompt": [{"mask": 0}]}, "prompt", "parts"),
+    "a part that is both": ({"prompt": [{"text": "a", "mask": 1}]}, "prompt", "parts"),
+    "a part among texts": ({"prompt": ["a", {"mask": 1}]}, "prompt", "parts"),
+    "a hole larger than the model": ({"prompt": [{"mask": 10**30}]}, "prompt", "4096 positions"),
+    "passes over every hole": (
+        {"prompt": "a[MASK]" * 64, "decoding": {"policy": "fixed", "passes": 65, "block_size": 1}},
+        "decoding.passes",
+        "passes must be at most 64, got 65",
+    ),
     "no choice": ({**HI, "n": 0}, "n", "n must be greater than or equal to 1"),
     "too many choices": ({**HI, "n": 129}, "n", "less than or equal to 128"),
     "more texts than the queue has room for": ({**HI, "prompt": ["a"] * 33, "n": 2}, None, "66 texts"),
@@ -131,8 +149,6 @@ UNSUPPORTED = {
     "tools": [{"type": "function"}],
     "tool_choice": "required",
     "response_format": {"type": "json_object"},
-    "logprobs": 0,
-    "top_logprobs": 2,
     "logit_bias": {"5": 1},
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
@@ -255,6 +271,12 @@ def test_the_servers_own_policy_is_not_held_against_the_bounds_for_requests(toy)
     assert asked_by(body, toy, **server).policy.iterations == 100
 
 
+@pytest.mark.parametrize("body", [{"prompt": "x" * 5000}, {**HI, "max_tokens": 4096}, {"prompt": [{"mask": 5000}]}])
+def test_what_is_too_long_for_the_model_has_openais_code(body, toy_served):
+    assert toy_served.post(body)[1]["error"]["code"] == "context_length_exceeded"
+    assert toy_served.post({"prompt": []})[1]["error"]["code"] is None
+
+
 @pytest.mark.parametrize("case", NOT_JSON)
 def test_a_body_that_is_no_proper_json_is_400(case, toy_served):
     raw, says = NOT_JSON[case]
@@ -337,20 +359,6 @@ def test_a_body_that_is_too_large_is_413_told_or_not(toy):
         assert json.loads(text)["error"]["code"] == "body_too_large"
         assert found.post(json.dumps(HI).ljust(200).encode())[0] == 200
         assert found.post(b"x" * 2**25)[0] == 413  # which is heard though the client was still sending
-
-
-def test_with_a_key_only_health_is_open(toy):
-    with running(toy, api_key="sesame") as found:
-        assert found.send("GET", "/health")[0] == 200
-        for headers in ({}, {"Authorization": "Bearer open"}, {"Authorization": "Basic sesame"}):
-            for path in ("/v1/models", "/metrics", "/v1/nothing"):
-                status, _, text = found.send("GET", path, headers=headers)
-                assert status == 401
-                check(json.loads(text), param=None, says="API key")
-        with pytest.raises(AuthenticationError):
-            found.client(api_key="sesam").completions.create(model="toy", prompt="Hi")
-        answer = found.client(api_key="sesame").completions.create(model="toy", prompt="Hi", max_tokens=4)
-        assert answer.usage.completion_tokens == 4
 
 
 def test_a_long_value_is_not_sent_back_in_full(toy_served):

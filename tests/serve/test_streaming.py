@@ -124,7 +124,7 @@ def test_usage_comes_last_if_it_is_asked_for(toy_served):
 
 
 def test_choices_interleave_by_index(toy_served):
-    body = {"prompt": ["a", "bb"], "n": 2, "max_tokens": 20, "stream": True, "temperature": 1.0}
+    body = {"prompt": ["a", "bb"], "n": 2, "max_tokens": 20, "stream": True, "temperature": 1.0, "seed": 0}
     texts, reasons, order = {}, {}, []
     for chunk in toy_served.client().completions.create(model="toy", **body):
         choice = chunk.choices[0]
@@ -156,7 +156,7 @@ def test_no_piece_ends_inside_a_character(make_llada):
     """Random weights write random bytes, most of which are no whole characters by themselves."""
     llm = unmask.load(str(make_llada()), device="cpu")
     settings = unmask.Settings(max_tokens=40, temperature=1.0, seed=5)
-    with running(llm, policy="fixed", settings=settings) as found:
+    with running(llm, policy="fixed", settings=settings, seed=5) as found:
         _, _, text = found.send("POST", "/v1/completions", {"prompt": "the", "stream": True})
         pieces = [json.loads(chunk)["choices"][0]["text"] for chunk in frames(text)[:-1]]
     whole = llm.generate("the", policy="fixed", settings=settings).text

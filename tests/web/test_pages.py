@@ -40,7 +40,7 @@ def test_no_other_file_is_sent(name, toy_served):
 
 
 def test_the_page_needs_no_key_and_what_it_asks_does(toy):
-    with running(toy, api_key="secret") as found:
+    with running(toy, api_keys=("secret",)) as found:
         assert found.send("GET", "/")[0] == 200
         assert found.send("GET", "/assets/main.js")[0] == 200
         assert found.send("GET", "/v1/decoding")[0] == 401

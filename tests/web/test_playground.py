@@ -149,7 +149,7 @@ def test_a_server_that_is_gone_is_told(open_page, toy):
 
 
 def test_the_page_asks_for_the_key_and_keeps_it_for_the_session(open_page, toy):
-    with running(toy, api_key="secret", settings=unmask.Settings(max_tokens=8)) as found:
+    with running(toy, api_keys=("secret",), settings=unmask.Settings(max_tokens=8)) as found:
         page = open_page(found.url, expected=("401",))
         page.get_by_label("API key").locator("visible=true").last.fill("wrong")
         page.get_by_role("button", name="Continue").click()

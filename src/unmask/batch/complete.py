@@ -67,6 +67,8 @@ def complete(
     yield from refill()
     for request, event in llm.decode(scheduler):
         error = None if event.step is None else event.step.error
+        if request in texts:
+            texts[request].answer.hear(request, event)
         if request in texts and error is not None:
             opened = texts[request]
             for other in opened.answer.asked.requests:  # they are decoded to their ends, for nothing

@@ -91,12 +91,12 @@ class Canvas:
     def open_in_block(self) -> int:
         return self.tokens[slice(*self.block)].count(self.mask_id)
 
-    def prefix(self, *, whole_blocks: bool) -> list[int]:
-        """The filled tokens up to the first mask, or those of finished blocks only."""
+    def prefix(self, *, whole_blocks: bool, given: bool = False) -> list[int]:
+        """The filled tokens up to the first mask, or those of finished blocks only; `given`: the others there too."""
         end = len(self.tokens) if self.finished else self.block[0]
         if not whole_blocks and not self.finished:
             end = self.tokens.index(self.mask_id)
-        return [self.tokens[position] for position in self.holes if position < end]
+        return self.tokens[:end] if given else [self.tokens[position] for position in self.holes if position < end]
 
     def write(self, committed: dict[int, int], remasked: tuple[int, ...] = ()) -> bool:
         """Record one forward pass; true when it completed the block."""

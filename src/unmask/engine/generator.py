@@ -28,7 +28,7 @@ from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, e
 from unmask.engine.runner import Runner, runner_for
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.timed import TimedRunner
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import TooLong, UnmaskError, WorkFailed
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy
 from unmask.settings import Settings, SettingsFields
@@ -335,7 +335,7 @@ class Generator:
     def _check_length(self, prompt: int, new: int) -> None:
         if prompt + new > self.spec.max_length:
             extra = f" and {new} to generate" if new else ""
-            raise UnmaskError(
+            raise TooLong(
                 f"{prompt} tokens{extra} are more than the {self.spec.max_length} positions of {self.spec.name}"
             )
 
@@ -343,7 +343,8 @@ class Generator:
         """A request for the text between the prompt and the suffix."""
         if self.spec.mask_id in prompt or self.spec.mask_id in suffix:
             mask = self.codec.token_text(self.spec.mask_id)
-            raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use infill")
+            way = "to fill masks inside a text, use infill, or the prompt of /v1/completions"
+            raise UnmaskError(f"the prompt contains the mask token {mask}; {way}")
         self._check_length(len(prompt) + len(suffix), job.max_tokens)
         return self._made([*prompt, *[self.spec.mask_id] * job.max_tokens, *suffix], job, detail, infills=False)
 

@@ -64,9 +64,9 @@ class Request:
     def stream(self, step: StepEvent) -> StreamEvent:
         """The event of a pass, with the text that has become certain."""
         assert self.ending is not None
-        self._text = self._text or TextStream(ending=self.ending)
+        self._text = self._text or TextStream(ending=self.ending.never() if self.infills else self.ending)
         output = self.hear(step)
-        prefix = self.canvas.prefix(whole_blocks=remasks(self.plan.policy))
+        prefix = self.canvas.prefix(whole_blocks=remasks(self.plan.policy), given=self.infills)
         return StreamEvent(text_delta=self._text.feed(prefix, final=output is not None), step=step, output=output)
 
 

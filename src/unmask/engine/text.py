@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unmask.engine.canvas import Canvas
 from unmask.models.checkpoint.tokenizer import TextCodec
@@ -20,6 +20,10 @@ class Ending:
     token_ids: Collection[int]
     strings: Sequence[str]
     codec: TextCodec
+
+    def never(self) -> Ending:
+        """The same tokenizer, and nothing that ends a text: an infilled text is whole."""
+        return replace(self, token_ids=(), strings=())
 
     def cut(self, ids: list[int]) -> tuple[list[int], str, bool]:
         """The ids and the text before the end, and whether the text has an end."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unmask import policies
+from unmask.engine.scheduler import Request
 from unmask.serve.translate import Asked
-from unmask.types import Output
+from unmask.types import Output, StreamEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +32,23 @@ class Answer:
         choices = []
         for index, output in enumerate(outputs):
             message = {"message": {"role": "assistant", "content": output.text}}
-            choices.append(_choice(index, message if self.asked.chat else {"text": output.text}, output.finish_reason))
+            said = message if self.asked.chat else {"text": output.text}
+            tokens = self.asked.logprobs.get(self.asked.requests[index])
+            logprobs = None if tokens is None else tokens.whole(output)
+            choices.append(_choice(index, said, output.finish_reason, logprobs))
         return self._head(kind) | {"choices": choices} | self.costs(outputs)
 
-    def chunk(self, index: int, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
+    def hear(self, request: Request, event: StreamEvent) -> None:
+        """Note what the whole answer needs of the events of a text."""
+        if request in self.asked.logprobs:
+            self.asked.logprobs[request].hear(event.step)
+
+    def chunk(
+        self, index: int, delta: dict[str, str], reason: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """One chunk of a stream: the news of one choice, as fields of a message."""
         said = {"delta": delta} if self.asked.chat else {"text": delta.get("content", "")}
-        return self.chunk_of([_choice(index, said, reason)])
+        return self.chunk_of([_choice(index, said, reason, logprobs)])
 
     def chunk_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = self._head("chat.completion.chunk" if self.asked.chat else "text_completion")
@@ -58,6 +69,7 @@ class Answer:
         passes = sum(output.usage.forward_passes for output in outputs)
         decoding: dict[str, Any] = {
             "policy": policies.name_of(self.asked.policy),
+            "seed": self.asked.seed,
             "forward_passes": passes,
             "tokens_per_pass": completion / passes if passes else 0.0,
             "ignored": self.asked.ignored,
@@ -69,5 +81,5 @@ class Answer:
         return {"usage": usage, "decoding": decoding}
 
 
-def _choice(index: int, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
-    return {"index": index, **said, "logprobs": None, "finish_reason": reason}
+def _choice(index: int, said: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
-from unmask.serve import pages, schema
+from unmask.engine.generator import Generator
+from unmask.serve import pages, schema, tokens
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, closing, overdue, wrong
 from unmask.serve.guard import CheckedRequest, CheckedRoute, Guard
@@ -34,7 +36,8 @@ def _failing(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schema.ErrorBody} for status in statuses}
 
 
-_WORKING = _failing(400, 401, 404, 408, 413, 429, 500, 503, 504) | {200: {"content": {"text/event-stream": {}}}}
+_READING = _failing(400, 401, 404, 408, 413, 429, 500, 503)
+_WORKING = _READING | _failing(504) | {200: {"content": {"text/event-stream": {}}}}
 
 
 class EventStream(StreamingResponse):
@@ -63,6 +66,9 @@ class App(FastAPI):
         for operations in document["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
+        if self.state.served.config.api_keys:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
         return document
 
 
@@ -75,7 +81,15 @@ def create_app(served: Served) -> App:
     app.include_router(pages.router)
     for kind in (HTTPException, RequestValidationError, RecursionError, Exception):
         app.add_exception_handler(kind, _complain)
-    app.add_middleware(Guard, key=served.config.api_key)
+    config = served.config
+    app.add_middleware(Guard, keys=config.api_keys, most=config.max_requests_per_key)
+    if config.cors_origin:  # outside the guard: a browser asks for leave without the key, and must read a refusal
+        shared: dict[str, Any] = {
+            "allow_methods": ["GET", "POST"],
+            "allow_headers": ["*"],
+            "expose_headers": ["Retry-After"],
+        }
+        app.add_middleware(CORSMiddleware, allow_origins=config.cors_origin, **shared)
     app.add_middleware(Counting, metrics=served.worker.metrics)
     return app
 
@@ -149,13 +163,33 @@ async def chat_completions(body: schema.ChatRequest, request: CheckedRequest) ->
     return await _answer(body, request)
 
 
+@router.post("/tokenize", response_model=schema.Tokenized, responses=_READING)
+async def tokenize(body: schema.TokenizeRequest, request: Request) -> Response:
+    """The token ids of a prompt or of a conversation, as the model would get them."""
+    return await _convert(tokens.tokenize, body, request)
+
+
+@router.post("/detokenize", response_model=schema.Detokenized, responses=_READING)
+async def detokenize(body: schema.DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    return await _convert(tokens.detokenize, body, request)
+
+
+async def _convert(convert: Callable[[Any, Generator], dict[str, Any]], body: Any, request: Request) -> Response:
+    served = _served(request)
+    check_model(body.model, served.name)
+    # In a thread, and the reply too: a long text has many tokens.
+    return await asyncio.to_thread(lambda: _reply(convert(body, served.worker.llm)))
+
+
 async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     served = _served(request)
     limit_s = served.config.request_timeout_s
     deadline = request.arrived + limit_s if limit_s else None
     check_model(body.model, served.name)
     served.worker.check_room()  # before the work of encoding; `submit` checks again, for all texts
-    defaults = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
+    defaults: dict[str, Any] = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
+    defaults["draw_seed"] = served.config.seed is None
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     try:
         async with asyncio.timeout_at(deadline):
@@ -163,12 +197,12 @@ async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     except TimeoutError as error:
         raise overdue() from error
     served.check_size(asked.requests)
-    ticket = served.worker.submit(asked.requests, streamed=asked.stream, deadline=deadline)
+    ticket = served.worker.submit(asked.requests, streamed=asked.stream or bool(asked.logprobs), deadline=deadline)
     answer = Answer(asked=asked, model=served.name)
     if asked.stream:
         return EventStream(ticket, answer)
     try:
-        outputs = await _unless_gone(request.receive, ticket.outputs())
+        outputs = await _unless_gone(request.receive, ticket.outputs(answer.hear))
     finally:
         ticket.abandon()
     return Response(status_code=GONE) if outputs is None else _reply(answer.whole(outputs))

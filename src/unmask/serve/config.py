@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unmask.errors import UnmaskError
 from unmask.options import check_number, check_whole, option
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +38,33 @@ class ServerConfig:
     stall_s: float = option(120.0, "Seconds without a finished pass, while there is work, until /health fails.")
     watchdog_s: float = option(600.0, "The same, until the process ends with status 1; 0: never.")
     access_log: bool = option(False, "Write a line on stderr for each request.")
-    api_key: str | None = field(default=None, repr=False)  # that clients must send; None: no key is needed
+    seed: int | None = option(
+        None, "Seed of requests that give none. [default: 0, or a random one where the temperature is above 0]"
+    )
+    cors_origin: Sequence[str] = option(
+        (), "Origin whose pages may call the server, such as https://example.com; *: every one (may be repeated)."
+    )
+    api_key_file: str | None = option(None, "File of API keys, one a line; # begins a comment.")
+    max_requests_per_key: int | None = option(None, "POST requests of one key at a time; one beyond them gets 429.")
+    api_keys: Sequence[str] = field(default=(), repr=False)  # clients must send one of them; none: no key is needed
 
     def __post_init__(self) -> None:
         check_whole(self, "max_batch_size", "max_queue", "max_body_bytes", least=1)
         check_whole(self, "max_prompt_tokens", "max_total_tokens", "max_connections", least=1, optional=True)
-        check_whole(self, "warmup_prompt_tokens", least=0, optional=True)
         check_number(self, "grace_s", "request_timeout_s", "watchdog_s", within="[0, inf)")
         check_number(self, "client_timeout_s", "stall_s", within="(0, inf)")
+        check_whole(self, "warmup_prompt_tokens", "seed", least=0, optional=True)
+        check_whole(self, "max_requests_per_key", least=1, optional=True)
         if not 0 <= self.port < 2**16:
             raise UnmaskError(f"port must be in [0, 65535], got {self.port}")
-        for name in ("host", "served_model_name", "api_key"):
+        for name in ("host", "served_model_name", "api_key_file"):
             if getattr(self, name) == "":
                 raise UnmaskError(f"{name} must not be empty")
         if not (self.served_model_name or "").isprintable():
             raise UnmaskError(f"served_model_name must be printable, got {self.served_model_name!r}")
-        key = self.api_key or ""
-        if not key.isprintable() or key != key.strip():
-            raise UnmaskError("the API key must be printable UTF-8, without white space at its ends")
+        for origin in self.cors_origin:
+            if not _ORIGIN.fullmatch(origin):
+                raise UnmaskError(f"cors_origin must be * or like https://example.com:8443, got {origin!r}")
+        for key in self.api_keys:
+            if not key or not key.isprintable() or key != key.strip():
+                raise UnmaskError("the API key must be printable UTF-8, without white space at its ends")

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from unmask.errors import OutOfMemory, UnmaskError
+from unmask.errors import OutOfMemory, TooLong, UnmaskError
 
 LONGEST = 500  # letters of a message: it may quote what a client sent
 
@@ -38,8 +38,9 @@ class ApiError(HTTPException):
 
 
 def wrong(message: object, *, param: str | None = None) -> ApiError:
-    """A request that cannot be served as it was made."""
-    return ApiError(400, str(message), param=param)
+    """A request that cannot be served as it was made; `message` may be the error that says why."""
+    code = "context_length_exceeded" if isinstance(message, TooLong) else None
+    return ApiError(400, str(message), param=param, code=code)
 
 
 @contextmanager

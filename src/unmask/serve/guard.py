@@ -1,4 +1,4 @@
-"""Checks before the handlers: the API key, where the server has one, and the body.
+"""Checks before the handlers: the API key, where the server has some, and the body.
 
 A body must not be larger than the limit, and must be strict JSON (strict_json.py).
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -18,35 +19,53 @@ from unmask.serve.errors import ApiError, blaming, closing, dawdling, wrong
 from unmask.serve.strict_json import loads
 
 MOST_CONTAINERS = 2**14  # lists and objects: a million of them, which fit into 4 MiB, stop the event loop for seconds
-OPEN = ("/health", "/health/live", "/health/ready", "/", "/favicon.ico")  # need no key, nor do the files of the page
+# Need no key: whether the server lives, and pages that are the same in every copy of the package.
+OPEN = ("/health", "/health/live", "/health/ready", "/", "/docs", "/openapi.json", "/favicon.ico")
 FILES = "/assets/"
 
 
-def _open(path: str) -> bool:
-    return path in OPEN or path.startswith(FILES)
-
-
 class Guard:
-    """Compares `Authorization: Bearer KEY` with the key, in a time that does not depend on where they differ."""
+    """Lets requests in that show one of the keys as `Authorization: Bearer KEY`, and so many of each key at a time.
 
-    def __init__(self, app: Callable[..., Any], key: str | None) -> None:
-        self.app = app
-        self.expected = None if key is None else key.encode()
+    The time that a comparison takes does not depend on where keys differ, nor on which of them was shown.
+    """
+
+    def __init__(self, app: Callable[..., Any], keys: Sequence[str], most: int | None = None) -> None:
+        self.app, self.most = app, most  # the number counts requests with a body: these are work
+        self.keys = [key.encode() for key in keys]
+        self.in_flight: Counter[int] = Counter()  # by the number of the key
 
     async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        if scope["type"] != "http" or _open(scope["path"]) or self._welcome(scope["headers"]):
+        if scope["type"] != "http" or not self.keys or scope["path"] in OPEN or scope["path"].startswith(FILES):
             await self.app(scope, receive, send)
             return
-        message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
-        error = ApiError(401, message, code="invalid_api_key")
-        answer = JSONResponse(error.body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
-        await answer(scope, receive, send)
+        number = self._key_of(scope["headers"])
+        if number is None:
+            message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            await _refuse(error, scope, receive, send)
+            return
+        counts = scope["method"] == "POST"
+        if counts and self.most is not None and self.in_flight[number] >= self.most:
+            message = f"{self.most} requests of this API key are under way; wait for one of them to end"
+            error = ApiError(429, message, code="too_many_requests_of_key", headers={"Retry-After": "1"})
+            await _refuse(error, scope, receive, send)
+            return
+        self.in_flight[number] += counts
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.in_flight[number] -= counts
 
-    def _welcome(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        if self.expected is None:
-            return True
+    def _key_of(self, headers: list[tuple[bytes, bytes]]) -> int | None:
+        """The number of the key that was shown."""
         scheme, _, shown = dict(headers).get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(shown.strip(), self.expected)
+        equal = [hmac.compare_digest(shown.strip(), key) for key in self.keys]  # all of them, whichever it is
+        return equal.index(True) if scheme.lower() == b"bearer" and any(equal) else None
+
+
+async def _refuse(error: ApiError, scope: Any, receive: Any, send: Any) -> None:
+    await JSONResponse(error.body, error.status_code, error.headers)(scope, receive, send)
 
 
 class CheckedRequest(Request):

@@ -1,4 +1,4 @@
-"""The playground at `/`: its files, and the description of policies and settings that its form is built from."""
+"""The pages: the playground at `/`, the routes at `/docs`, and what the playground's form is built from."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ router = APIRouter()
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def playground(request: Request) -> Response:
     return _file(request, "index.html")
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+async def documentation(request: Request) -> Response:
+    return _file(request, "docs.html")
 
 
 @router.api_route("/favicon.ico", methods=["GET", "HEAD"], include_in_schema=False)

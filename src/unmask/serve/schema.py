@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, WithJsonSchema
@@ -16,20 +17,29 @@ from unmask.engine.detail import Detail
 from unmask.serve.errors import wrong
 from unmask.settings import Settings
 
+MOST_LOGPROBS = 20  # candidates of each token
 MOST_STOPS = 64  # strings, each of which is looked for after every pass; counted in translate.py
 # Error texts for fields that may have several forms, instead of pydantic's line for each form.
 FORMS = {
-    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "prompt": 'a text, a list of texts, token ids, a list of lists of them, or parts {"text": ...} and {"mask": N}',
     "suffix": "a text or a list of token ids",
     "stop": "a string or a list of strings",
+    "logprobs": f"a number from 0 to {MOST_LOGPROBS} for a prompt, true or false for a conversation",
     "content": 'a string or a list of parts {"type": "text", "text": ...}',
 }
 
 
 def _decoding_schema() -> dict[str, Any]:
     known = TypeAdapter(Settings).json_schema()["properties"]
-    events = {"anyOf": [{"type": "boolean"}, TypeAdapter(Detail).json_schema()]}
-    own = {"policy": {"type": "string"}, "step_map": {"type": "boolean"}, "events": events}
+    for item in fields(Settings):
+        known[item.name]["description"] = item.metadata["help"]
+    events: dict[str, Any] = {"anyOf": [{"type": "boolean"}, TypeAdapter(Detail).json_schema()]}
+    events["description"] = "Send what each pass did between the chunks of a stream."
+    own = {
+        "policy": {"type": "string", "description": "A policy's name; its parameters may stand beside it."},
+        "step_map": {"type": "boolean", "description": "Tell which forward pass committed each token."},
+        "events": events,
+    }
     about = "How to decode: a policy, its parameters, any of our settings; whether a step map and events are wanted."
     return {"type": "object", "description": about, "properties": own | known, "additionalProperties": True}
 
@@ -40,7 +50,21 @@ def _form(prompt: Any) -> str:
         return "text"
     if not prompt or isinstance(prompt[0], int):
         return "ids"
-    return "texts" if isinstance(prompt[0], str) else "lists"
+    return {str: "texts", dict: "parts"}.get(type(prompt[0]), "lists")
+
+
+class GivenPart(BaseModel):
+    """A piece of a text with holes that is there."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: str
+
+
+class MaskPart(BaseModel):
+    """A hole of so many tokens."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    mask: int = Field(ge=1)
 
 
 Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
@@ -51,10 +75,20 @@ Prompts = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
-    | Annotated[list[TokenIds], FirstFault, Tag("lists")],
+    | Annotated[list[TokenIds], FirstFault, Tag("lists")]
+    | Annotated[list[GivenPart | MaskPart], FirstFault, Tag("parts")],
     Discriminator(_form),
 ]
 Reason = Literal["stop", "length"]
+
+
+def _about(description: str, **more: Any) -> Any:
+    """A field that may be left out."""
+    return Field(None, description=description, **more)
+
+
+def _example(**body: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [body]})
 
 
 class _Checked(BaseModel):
@@ -63,9 +97,9 @@ class _Checked(BaseModel):
 
 
 class StreamOptions(_Checked):
-    """`include_usage` asks for a last chunk with the usage of the whole request."""
+    """What a stream has beside the text."""
 
-    include_usage: bool | None = None
+    include_usage: bool | None = _about("A last chunk with the usage of the whole request.")
 
 
 class TextPart(_Checked):
@@ -82,32 +116,63 @@ class Message(_Checked):
     content: str | Annotated[list[TextPart], FirstFault]
 
 
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+MODEL = _about("The served model; left out: the same.")
+
+
 class _Request(_Checked):
-    model: str | None = Field(None, description="The served model; left out: the same.")
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = Field(None, description="Left out: the server's, which is 0 by default.")
-    top_p: float | None = None
-    n: int | None = Field(None, ge=1, le=128)  # as with OpenAI
-    seed: int | None = None
-    stop: str | Annotated[Texts, Field(json_schema_extra={"maxItems": MOST_STOPS})] | None = None
-    stream: bool | None = None
+    model: str | None = MODEL
+    max_tokens: int | None = _about("Tokens to write; left out: the server's, else the checkpoint's, else 256.")
+    max_completion_tokens: int | None = _about("The same, by OpenAI's newer name.")
+    temperature: float | None = _about("0 takes the likeliest token; left out: the server's, which is 0 by default.")
+    top_p: float | None = _about("Draw from the likeliest tokens that hold this much probability.")
+    n: int | None = _about("Choices for each prompt; choice i uses seed + i.", ge=1, le=128)  # as with OpenAI
+    seed: int | None = _about("Left out: random where the temperature is above 0; the answer states it.")
+    stop: str | Annotated[Texts, Field(json_schema_extra={"maxItems": MOST_STOPS})] | None = _about(
+        "End the text before any of these."
+    )
+    stream: bool | None = _about("Send the text as server-sent events, as it becomes certain.")
     stream_options: StreamOptions | None = None
-    user: Any = None
+    user: Any = _about("Accepted, without effect.")
     decoding: Decoding | None = None
 
 
 class CompletionRequest(_Request):
-    """A prompt to continue, or the gap between it and a suffix to fill."""
+    """A prompt to continue, the gap between it and a suffix to fill, or a text with holes to fill."""
 
-    prompt: Prompts
-    suffix: str | TokenIds | None = None
+    model_config = _example(prompt="Countdown: 3,4,5,12", max_tokens=48)
+    prompt: Prompts = Field(description="Texts, token ids, or a text with holes: mask tokens, or parts with lengths.")
+    suffix: str | TokenIds | None = _about("What follows; the text between is written.")
+    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = _about(
+        "Tell the log-probability of each token at the pass that committed it, and of so many candidates."
+    )
 
 
 class ChatRequest(_Request):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    model_config = _example(messages=[{"role": "user", "content": "Countdown: 3,4,5,12"}], max_tokens=48)
+    messages: Messages = Field(description="The turns so far, which go through the checkpoint's chat template.")
+    logprobs: bool | None = _about("Tell the log-probability of each token at the pass that committed it.")
+    top_logprobs: int | None = _about("And of so many candidates.", ge=0, le=MOST_LOGPROBS)
+
+
+class TokenizeRequest(_Checked):
+    """A prompt, or a conversation, whose tokens are asked for."""
+
+    model_config = _example(prompt="Countdown: 3,4,5,12")
+    model: str | None = MODEL
+    prompt: str | None = None
+    messages: Messages | None = _about("Instead of a prompt.")
+    add_special_tokens: bool | None = _about("With what begins a text; left out: true.")
+
+
+class DetokenizeRequest(_Checked):
+    """Token ids whose text is asked for."""
+
+    model_config = _example(tokens=[72, 105])
+    model: str | None = MODEL
+    tokens: TokenIds
 
 
 Body = CompletionRequest | ChatRequest
@@ -134,16 +199,26 @@ class DecodingReport(BaseModel):
     """How it was decoded; passes count for all choices together."""
 
     policy: str
+    seed: int
     forward_passes: int
     tokens_per_pass: float
     ignored: list[str]
     step_map: list[int] | list[list[int]] | None = None
 
 
+class CompletionLogprobs(BaseModel):
+    """Of each token that was committed, at the pass that committed it."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Reason | None = None
 
 
@@ -152,10 +227,27 @@ class ChatText(BaseModel):
     content: str
 
 
+class Candidate(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(Candidate):
+    top_logprobs: list[Candidate]
+
+
+class ChatLogprobs(BaseModel):
+    """Of each token that was committed, at the pass that committed it."""
+
+    content: list[ChatToken]
+    refusal: None = None
+
+
 class ChatChoice(BaseModel):
     index: int
     message: ChatText
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Reason
 
 
@@ -179,6 +271,23 @@ class ChatCompletion(_Answer):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+
+
+class Tokenized(BaseModel):
+    """Token ids, the text of each, and how many positions the model has for prompt and answer."""
+
+    tokens: list[int]
+    token_texts: list[str]
+    count: int
+    max_model_len: int
+    ignored: list[str]
+
+
+class Detokenized(BaseModel):
+    """The text of token ids."""
+
+    prompt: str
+    ignored: list[str]
 
 
 class Model(BaseModel):

@@ -44,7 +44,11 @@ class Served:
         on_broken: Callable[[], None] = lambda: None,
         **more: Any,
     ) -> Served:
-        """A model with a worker that is yet to be started; raises if `settings` leave no room for a prompt."""
+        """A model with a worker that is yet to be started; raises if `settings` leave no room for a prompt.
+
+        The seed of requests that give none is the config's.
+        """
+        settings = settings if config.seed is None else settings.with_(seed=config.seed)
         check_defaults(llm, policy, settings)
         worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue, on_broken=on_broken)
         return cls(worker=worker, config=config, policy=policy, settings=settings, **more)

@@ -52,13 +52,16 @@ async def _frames(answer: Answer, ticket: Ticket) -> AsyncGenerator[bytes]:
             if asked.header is not None and event.step is not None:
                 line = pass_line(index, event.step, ticket.requests[index].token_text)
                 yield frame(answer.event("pass", line), "pass")
+            tokens = asked.logprobs.get(ticket.requests[index])
+            logprobs = None if tokens is None else tokens.chunk(event)
             if event.text_delta:
-                yield frame(answer.chunk(index, {"content": event.text_delta}))
+                yield frame(answer.chunk(index, {"content": event.text_delta}, logprobs=logprobs))
+                logprobs = None
             if event.output is not None:
                 outputs[index] = event.output
                 if asked.header is not None:
                     yield frame(answer.event("result", result_line(index, event.output)), "result")
-                chunk = answer.chunk(index, {}, event.output.finish_reason)
+                chunk = answer.chunk(index, {}, event.output.finish_reason, logprobs)
                 if len(outputs) == len(ticket.requests) and not asked.include_usage:
                     chunk["decoding"] = answer.costs([outputs[index] for index in sorted(outputs)])["decoding"]
                 yield frame(chunk)

@@ -6,20 +6,22 @@ ignored; inside `decoding` it is refused.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from unmask import policies
 from unmask.engine.detail import Detail
 from unmask.engine.generator import Generator
 from unmask.engine.plan import Plan, plan, preset_name
-from unmask.engine.prompts import as_batch
 from unmask.engine.scheduler import Request
 from unmask.errors import UnknownName, UnmaskError
 from unmask.policies import Policy
 from unmask.serve.errors import ApiError, blaming, wrong
-from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, CompletionRequest, Message
+from unmask.serve.logprobs import Logprobs
+from unmask.serve.prompts import has_mask, prompts_of
+from unmask.serve.schema import FORMS, MOST_STOPS, Body, ChatRequest, CompletionRequest
 from unmask.settings import Settings
 from unmask.trace.record import Trace
 
@@ -27,13 +29,14 @@ SETTINGS = tuple(item.name for item in fields(Settings))
 OWN = ("policy", "step_map", "events")
 MOST_CANDIDATES, WIDEST_OVERLAP = 20, 256  # of an open position; positions of a block: both are sent in every pass
 MOST_ROUNDS = dict.fromkeys(("iterations", "history"), 64)  # of a policy's own computation within a pass
-# The engine's advice on a mask in a prompt, and the server's in its place.
-INFILL, SUFFIX = "use infill", "give /v1/completions what follows them as suffix"
+NO_END: dict[str, Any] = {"max_tokens": None, "stop": (), "stop_token_ids": ()}  # what a text with holes has
+MOST_TOLD = 2**18  # candidates in one answer, which is made at once
+LARGEST_SEED = 2**31  # of those that are drawn: every client can read it, and n more fit behind it
 # Fields that would change the answer, and the values with which they would not.
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("tools", "functions", "bad_words", "allowed_token_ids", "stop_token_ids"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("logprobs", "echo", "ignore_eos", "use_beam_search"), (False,)),
+    **dict.fromkeys(("echo", "ignore_eos", "use_beam_search"), (False,)),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
     **dict.fromkeys(("repetition_penalty", "length_penalty", "best_of"), (1,)),
     **dict.fromkeys(("top_logprobs", "audio", "web_search_options"), ()),
@@ -53,11 +56,13 @@ class Asked:
     requests: list[Request]  # one for each choice: prompt by prompt, each prompt with seeds that count up
     choices: int  # of each prompt
     policy: Policy
+    seed: int  # of the first choice
     chat: bool
     stream: bool
     include_usage: bool
     step_map: bool
     ignored: list[str]
+    logprobs: dict[Request, Logprobs]  # of each request, if asked for
     header: dict[str, Any] | None = None  # of the events, if they are asked for
 
 
@@ -77,40 +82,71 @@ def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
     return job
 
 
-def asked_by(body: Body, llm: Generator, *, policy: Policy, settings: Settings, most: int) -> Asked:
-    """What the request asks for; `policy` and `settings` are the defaults, `most` is the number of texts allowed."""
-    extra, decoding = body.model_extra or {}, body.decoding or {}
-    for name, value in extra.items():
-        if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
-            way = f" here; give it as decoding.{name}" if name in SETTINGS else ""
-            raise wrong(f"{name} is not supported{way}", param=name)
-    if body.stream_options is not None and not body.stream:
-        raise wrong("stream_options is for requests with stream: true", param="stream_options")
-    prompts, choices = _prompts(body), body.n or 1
+def asked_by(
+    body: Body, llm: Generator, *, policy: Policy, settings: Settings, most: int, draw_seed: bool = False
+) -> Asked:
+    """What the request asks for; `policy` and `settings` are the defaults, `most` is the number of texts allowed.
+
+    With `draw_seed`, a request that gives no seed has a random one, unless its temperature is 0.
+    """
+    extra, decoding, chat = body.model_extra or {}, body.decoding or {}, isinstance(body, ChatRequest)
+    _check_fields(body, extra)
+    prompts, choices = prompts_of(body, llm), body.n or 1
     if len(prompts) * choices > most:
         raise wrong(f"{len(prompts) * choices} texts are asked for; one request may ask for {most}")
-    policy, settings = _policy(decoding, llm, policy), _settings(body, decoding, settings)
+    policy, given = _policy(decoding, llm, policy), _given(body, decoding)
+    for name, (place, value) in given.items():
+        with blaming(place):
+            settings = settings.with_(**{name: value})
+    if draw_seed and "seed" not in given and settings.temperature > 0:
+        settings = settings.with_(seed=secrets.randbelow(LARGEST_SEED))
     with blaming("decoding"):
         job = plan(llm.model, policy, settings)
-    _check_work(decoding, job)
-    step_map = decoding.get("step_map", False)
-    if not isinstance(step_map, bool):
-        raise wrong(f"step_map must be true or false, got {step_map!r}", param="decoding.step_map")
     events, detail = _events(decoding, job, streamed=bool(body.stream))
-    requests = _requests(body, llm, prompts, job, detail)
+    if (top := _logprobs(body)) is not None:  # what a pass tells serves its events and this
+        detail = replace(detail or Detail(candidates=0), candidates=max(top, detail.candidates if detail else 0))
+    requests = _requests(body, llm, prompts, job, given, detail)
+    _check_work(decoding, job, most_blocks=max(len(request.canvas.blocks) for request in requests))
+    if (told := sum(len(request.canvas.holes) for request in requests) * (top or 0)) > MOST_TOLD:
+        raise wrong(f"{told} candidates are asked for; one request may ask for {MOST_TOLD}", param="logprobs")
     for request in requests:
         request.trace = None  # its lines are sent, not kept
     return Asked(
         requests=requests,
         choices=choices,
         policy=policy,
-        chat=isinstance(body, ChatRequest),
+        seed=settings.seed,
+        chat=chat,
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
-        step_map=step_map,
+        step_map=bool(decoding.get("step_map")),
         ignored=sorted({*(name for name in extra if name not in REFUSED), *_ignored_inside(body)}),
+        logprobs={} if top is None else {one: Logprobs(request=one, top=top, chat=chat) for one in requests},
         header=Trace.join([llm.new_trace(request) for request in requests]).header if events else None,
     )
+
+
+def _check_fields(body: Body, extra: dict[str, Any]) -> None:
+    for name, value in extra.items():
+        if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
+            way = f" here; give it as decoding.{name}" if name in SETTINGS else ""
+            raise wrong(f"{name} is not supported{way}", param=name)
+    if body.stream_options is not None and not body.stream:
+        raise wrong("stream_options is for requests with stream: true", param="stream_options")
+    step_map = (body.decoding or {}).get("step_map", False)
+    if not isinstance(step_map, bool):
+        raise wrong(f"step_map must be true or false, got {step_map!r}", param="decoding.step_map")
+
+
+def _logprobs(body: Body) -> int | None:
+    """How many candidates to tell of each token, beside the log-probability of the token itself; None: not asked."""
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs is not None and not body.logprobs:
+            raise wrong("top_logprobs is for requests with logprobs: true", param="top_logprobs")
+        return (body.top_logprobs or 0) if body.logprobs else None
+    if body.logprobs is True:
+        raise wrong(f"logprobs must be {FORMS['logprobs']}", param="logprobs")
+    return None if body.logprobs is False else body.logprobs
 
 
 def _events(decoding: dict[str, Any], job: Plan, *, streamed: bool) -> tuple[bool, Detail | None]:
@@ -145,25 +181,6 @@ def _neutral(value: Any, values: tuple[Any, ...]) -> bool:
     return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in values)
 
 
-def _prompts(body: Body) -> list[Any]:
-    """Each prompt is a text, token ids or messages."""
-    if isinstance(body, ChatRequest):
-        return [[_message(message, number) for number, message in enumerate(body.messages)]]
-    prompts, _ = as_batch(body.prompt)
-    if not prompts or [] in prompts:
-        raise wrong("prompt is an empty list, or has one", param="prompt")
-    return prompts
-
-
-def _message(message: Message, number: int) -> dict[str, str]:
-    for name in ("tool_calls", "function_call"):
-        if (message.model_extra or {}).get(name):
-            raise wrong("tools are not supported", param=f"messages[{number}].{name}")
-    text = message.content if isinstance(message.content, str) else "\n".join(part.text for part in message.content)
-    # `developer` is OpenAI's newer word for `system`; no checkpoint of ours was trained with it.
-    return {"role": "system" if message.role == "developer" else message.role, "content": text}
-
-
 def _ignored_inside(body: Body) -> Iterator[str]:
     if body.stream_options is not None:
         yield from (f"stream_options.{name}" for name in body.stream_options.model_extra or {})
@@ -191,13 +208,12 @@ def _policy(decoding: dict[str, Any], llm: Generator, default: Policy) -> Policy
         return policies.resolve(base, family, parameters=given)
 
 
-def _check_work(decoding: dict[str, Any], job: Plan) -> None:
+def _check_work(decoding: dict[str, Any], job: Plan, *, most_blocks: int) -> None:
     """Refuse a policy's numbers that make a text more work than the longest text that the model has room for.
 
     A schedule may leave passes idle, so `passes` times the number of blocks is at most the model's positions.
     """
-    blocks = -(-job.max_tokens // job.block_size)
-    limits = MOST_ROUNDS | {"passes": max(1, job.spec.max_length // blocks)}
+    limits = MOST_ROUNDS | {"passes": max(1, job.spec.max_length // most_blocks)}
     largest = max(job.spec.vocab_size, job.spec.max_length)  # beyond every size of the model, numbers only overflow
     for key, value in policies.describe(job.policy).items():
         most, given = limits.get(key, largest), key in decoding
@@ -205,8 +221,8 @@ def _check_work(decoding: dict[str, Any], job: Plan) -> None:
             raise wrong(f"{key} must be at most {most}, got {value}", param=f"decoding.{key}" if given else "decoding")
 
 
-def _settings(body: Body, decoding: dict[str, Any], settings: Settings) -> Settings:
-    """The server's settings, with the values that the request gives, in OpenAI's fields or in `decoding`."""
+def _given(body: Body, decoding: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """The settings that the request gives, in OpenAI's fields or in `decoding`, each with the field's name."""
     given: dict[str, tuple[str, Any]] = {}
     own = [(name, f"decoding.{name}", decoding.get(name)) for name in SETTINGS]
     theirs = [(name, name, getattr(body, name)) for name in ("max_tokens", "temperature", "top_p", "seed", "stop")]
@@ -220,21 +236,35 @@ def _settings(body: Body, decoding: dict[str, Any], settings: Settings) -> Setti
         before, first = given.setdefault(name, (place, value))
         if first != value:
             raise wrong(f"{before} and {place} are given with different values", param=place)
-    for name, (place, value) in given.items():
-        with blaming(place):
-            settings = settings.with_(**{name: value})
-    return settings
+    return given
 
 
-def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan, detail: Detail | None) -> list[Request]:
-    first = job.settings.seed
+def _requests(
+    body: Body,
+    llm: Generator,
+    prompts: list[Any],
+    job: Plan,
+    given: dict[str, tuple[str, Any]],
+    detail: Detail | None,
+) -> list[Request]:
+    """The engine's requests; a prompt with masks is filled, any other is continued."""
+    suffix, first = body.suffix if isinstance(body, CompletionRequest) else None, job.settings.seed
+    infills = [has_mask(prompt, llm) for prompt in prompts]
+    for place, value in [("suffix", suffix), *(given[name] for name in NO_END if name in given)]:
+        if value and any(infills):
+            raise wrong(f"the masks in the prompt say what to fill: {place} does not apply", param=place)
     with blaming("seed"):
         varied = [job.settings.with_(seed=seed) for seed in range(first, first + (body.n or 1))]
-    suffix = body.suffix if isinstance(body, CompletionRequest) else None
-    given: dict[str, Any] = {"suffix": suffix, "policy": job.policy, "trace": detail or False}
+    endless = [settings.with_(**NO_END) for settings in varied]
+    more: dict[str, Any] = {"suffix": suffix, "policy": job.policy, "trace": detail or False}
     try:
-        return [llm.request(prompt, settings=settings, **given) for prompt in prompts for settings in varied]
+        return [
+            llm.request(prompt, infill=infill, settings=settings, **more)
+            for prompt, infill in zip(prompts, infills, strict=True)
+            for settings in (endless if infill else varied)
+        ]
     except UnmaskError as error:
-        several = suffix is not None or job.max_tokens >= llm.spec.max_length  # other fields may be the reason
+        # Where other fields may be the reason, none is named.
+        several = suffix is not None or (job.max_tokens >= llm.spec.max_length and not any(infills))
         param = None if several else "messages" if isinstance(body, ChatRequest) else "prompt"
-        raise wrong(str(error).replace(INFILL, SUFFIX), param=param) from error
+        raise wrong(error, param=param) from error

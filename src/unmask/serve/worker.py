@@ -68,9 +68,13 @@ class Ticket:
     def unread(self) -> int:
         return self._news.qsize()
 
-    async def outputs(self) -> list[Output]:
-        """The outputs in the order of the requests."""
-        found = {index: event.output async for index, event in self.events() if event.output is not None}
+    async def outputs(self, hear: Callable[[Request, StreamEvent], None] = lambda *_: None) -> list[Output]:
+        """The outputs in the order of the requests; `hear` gets every event before."""
+        found = dict[int, Output]()
+        async for index, event in self.events():
+            hear(self.requests[index], event)
+            if event.output is not None:
+                found[index] = event.output
         return [found[index] for index in range(len(found))]
 
     def abandon(self, error: ApiError | None = None) -> None:
