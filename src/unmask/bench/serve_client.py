@@ -118,6 +118,7 @@ class Client:
             _read_stream(heard, response)
         else:
             _read_whole(heard, response.read())
+        response.close()
         if response.will_close:
             self.close()
 
