@@ -29,6 +29,7 @@ VALID: list[dict[str, Any]] = [
     {"prompt": [5, 6, 7], "suffix": "end", "decoding": {"policy": "klass", "kl": 0.1, "step_map": True}, "user": "u"},
     {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "stream_options": {"include_usage": True}},
     {"messages": [{"role": "system", "content": [{"type": "text", "text": "Hi"}]}], "decoding": {"cache": "dual"}},
+    {"prompt": "a", "stream": True, "decoding": {"events": {"candidates": 3, "overlap": True}}},
 ]
 OTHER_NAMES = ["tools", "logprobs", "echo", "top_k", "model", "best_of", "a", "", "\0"]
 NAMES = sorted({name for body in VALID for name in body} | set(OTHER_NAMES))

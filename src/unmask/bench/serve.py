@@ -127,8 +127,8 @@ def lone_answer(llm: Generator, ask: Ask, parameters: Mapping[str, Any]) -> Answ
     body = dict(ask.body)
     decoding = dict(body["decoding"])
     policy = policies.resolve(decoding.pop("policy"), preset_name(llm.spec), parameters=parameters)
-    for name in parameters:
-        del decoding[name]
+    for name in (*parameters, "events"):
+        decoding.pop(name, None)
     options = decoding | {key: body[key] for key in ("max_tokens", "temperature") if key in body}
     seeds = range(first := body.get("seed", 0), first + body.get("n", 1))
     call, prompt = (llm.chat, body["messages"]) if "messages" in body else (llm.generate, body["prompt"])

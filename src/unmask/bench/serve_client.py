@@ -187,7 +187,7 @@ def _read_stream(heard: Heard, response: http.client.HTTPResponse) -> None:
     for chunk in _chunks(response):
         if "error" in chunk:
             raise Broken("lost", f"the stream ended with an error: {chunk['error']['message']}")
-        identity, costs = chunk["id"], chunk if chunk.get("usage") else costs
+        identity, costs = chunk["id"], chunk if "decoding" in chunk else costs
         for choice in chunk["choices"]:
             index, text = choice["index"], choice["delta"].get("content", "") if "delta" in choice else choice["text"]
             if index in reasons:

@@ -79,6 +79,8 @@ def _mixed(ask: Ask, workload: ServeWorkload, draw: random.Random) -> Ask:
     body = dict(ask.body)
     if draw.random() < workload.share_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if draw.random() < 0.25:
+            body["decoding"] = body["decoding"] | {"events": {"candidates": 2}}
     leaves = draw.random() < workload.share_cancelled
     return Ask(number=ask.number, path=ask.path, body=body, leaves=leaves)
 
