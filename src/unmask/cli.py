@@ -10,13 +10,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unmask import flags, terminal
+from unmask.bench.serve_workload import ServeWorkload
 from unmask.bench.workload import RuleWorkload, Workload
 from unmask.config_file import with_config_file
 from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
@@ -321,8 +324,8 @@ def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
 
 @bench.command("step")
 @flags.with_flags(Workload, repeats=5)
-@flags.with_flags(flags.BenchModel)
-def bench_step(chosen: flags.BenchModel, workload: Workload, as_json: flags.Json = False) -> None:
+@flags.with_flags(flags.BenchPolicy)
+def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
     """Time single forward passes (model, policy, commit) beside the floor of this device, which it measures too."""
     from unmask.bench.step import bench_step as measure
 
@@ -333,14 +336,38 @@ def bench_step(chosen: flags.BenchModel, workload: Workload, as_json: flags.Json
 
 @bench.command("generate")
 @flags.with_flags(Workload)
-@flags.with_flags(flags.BenchModel)
-def bench_generate(chosen: flags.BenchModel, workload: Workload, as_json: flags.Json = False) -> None:
+@flags.with_flags(flags.BenchPolicy)
+def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
     """Time whole requests beside the floor of this device, which it measures too: tokens/s of everything decoded."""
     from unmask.bench.generate import bench_generate as measure
 
     with terminal.status("preparing") as shown:
         timings = measure(*chosen.open(workload), on_progress=shown.update)
     _show_timings(timings, as_json=as_json)
+
+
+@bench.command("serve")
+@flags.with_flags(ServeWorkload)
+@flags.with_flags(flags.BenchModel)
+def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: flags.Json = False) -> None:
+    """Put a server under load, and compare every answer with the one that its request gets alone."""
+    from unmask.bench.serve import bench_serve as measure
+    from unmask.engine.generator import Generator
+
+    load, parameters = partial(chosen.load, workload.seed), flags.parse_fields(workload.set_)
+    with terminal.status("loading") as shown, ExitStack() as ending:
+        llm = Generator(load()) if workload.compare else None
+        how: dict[str, Any] = {"url": workload.url, "key": os.environ.get("UNMASK_API_KEY")}
+        if workload.url is None:
+            child = flags.from_extra("unmask.server_process", "serve", "a server")
+            how = ending.enter_context(child.started(load, workload, parameters))._asdict()
+        how |= {"on_progress": shown.update, "on_minute": terminal.note}
+        timing = measure(workload, llm=llm, parameters=parameters, **how)
+    _show_timings([timing], as_json=as_json)
+    for line in timing.faults:
+        terminal.note(line)
+    if timing.failed:
+        raise WorkFailed(timing.failed)
 
 
 def _show_timings(timings: Sequence[Any], *, as_json: bool) -> None:

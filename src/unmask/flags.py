@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from unmask.evals.executor import Executor
     from unmask.evals.recipe import Checkpoint
     from unmask.evals.store import CellFolder
-    from unmask.models.base import MaskedLM, ModelSpec
+    from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
     from unmask.policies import Policy
     from unmask.report.measured import Measured
 
@@ -125,23 +125,32 @@ class Backend(ClusterConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModel(Device):
-    """Which model `unmask bench step` and `generate` measure, and how positions are chosen."""
+    """Which model `unmask bench` measures."""
 
     model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
     shape: str | None = option(
         None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
     )
     random_weights: bool = option(False, "Only the sizes are real: no weights are read.", "--random-weights")
+
+    def load(self, seed: int) -> LoadedModel:
+        """The model and its tokenizer; `seed` is that of random weights."""
+        from unmask.bench.subject import open_loaded
+
+        how: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
+        return open_loaded(self.model, shape=self.shape, random_weights=self.random_weights, seed=seed, **how)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPolicy(BenchModel):
+    """What `unmask bench step` and `generate` measure: a model, and how positions are chosen."""
+
     policy: str | None = option(None, "Which positions to commit. [default: fixed, passes = block size / 4]")
     set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
 
     def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
         """The model, and the workload with the policy in it."""
-        from unmask.bench.subject import open_model
-
-        how: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
-        how |= {"shape": self.shape, "random_weights": self.random_weights, "seed": workload.seed}
-        model = open_model(self.model, **how)
+        model = self.load(workload.seed).model
         if self.policy or self.set_:
             workload = replace(workload, policy=choose_policy(model.spec, self.policy or "fixed", self.set_))
         return model, workload

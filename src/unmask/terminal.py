@@ -329,7 +329,7 @@ def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
     usual = {"refresh": "block"}
     names = [name for name in rows[0] if any(row[name] not in ("", usual.get(name, "")) for row in rows)]
     for name in names:
-        words = name in ("cache", "refresh", "pass", "bound by", "form")
+        words = name in ("cache", "refresh", "pass", "bound by", "form", "figure")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(text(row[name]) for name in names))

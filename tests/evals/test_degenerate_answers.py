@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fuzzing
 import pytest
 from benchmark_records import TASKS, open_cell, run, write_records
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unmask import sandbox
@@ -19,7 +20,6 @@ from unmask.evals.cell import Generation
 from unmask.evals.executor import LocalExecutor
 from unmask.evals.harness import BenchmarkTask
 
-CASES = int(os.environ.get("UNMASK_FUZZ_CASES", "200"))
 PROMPT = 'def f(x: int) -> int:\n    """Add one."""\n'
 PARTS = (
     *("def f(x):\n", "    return x", " + 1", "-", "not ", "(", "[", "{", ")", "]", "}", "\n", "    ", "\t", "x", ".a"),
@@ -84,13 +84,79 @@ def mutated(seed: int) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=CASES, deadline=None)
+@fuzzing.fuzz(200)
 @given(st.one_of(st.integers(0, 2**64).map(mutated), st.lists(st.sampled_from(PARTS)).map("".join), st.text()))
 def test_cleaning_gives_code_whatever_the_text(text: str) -> None:
     assert isinstance(code_answers.cleaned(PROMPT + "\n" + code_answers.fenced(text), "f"), str)
     answers.gsm8k({"answer": "#### 3"}, [text])
     answers.normal_form(text)
     answers.final_answer(text)
+
+
+GOOD = ("def f(x):\n    return x + 1", ["assert f(1) == 2"])
+TOGETHER = 50
+STATEMENTS = """\
+x = 1
+1 / 0
+del f
+f = lambda x: 2
+os._exit(0)
+os.fork()
+os.close(1)
+os.kill(os.getppid(), 9)
+os.remove(__file__)
+os.execv('/bin/true', ['true'])
+[os.close(number) for number in range(99)]
+sys.exit()
+sys.stdout.close()
+sys.stdin.read()
+sys.modules.clear()
+sys.setrecursionlimit(9**9)
+sys.settrace(lambda *given: 1 / 0)
+raise SystemExit(0)
+raise KeyboardInterrupt
+raise BaseException('\\n' * 999)
+print('passed' * 9999)
+builtins.print = builtins.len = None
+signal.raise_signal(11)
+signal.alarm(1)
+threading.Thread(target=print).start()
+open('a', 'w').write('b')
+class int(int): __eq__ = lambda one, other: True
+g = lambda: g()
+g()
+x = [0] * 9**9
+__import__('ctypes').string_at(0)
+globals().clear()
+while x == 7: pass""".split("\n")
+
+
+def program(seed: int) -> str:
+    """A right answer with statements in it that do harm, some letters of which may be wrong."""
+    rng = random.Random(seed)
+    top = rng.choices(STATEMENTS, k=rng.choice((0, 0, 1, 2)))
+    inside = rng.choices(STATEMENTS, k=rng.choice((0, 0, 1, 2)))
+    imports = "import builtins, os, signal, sys, threading"
+    text = "\n".join([imports, *top, "def f(x):", *(f"    {line}" for line in inside), "    return x + 1", ""])
+    for _ in range(rng.choice((0, 0, 0, 1, 2))):
+        place = rng.randint(0, len(text))
+        text = text[:place] + rng.choice(PARTS) + text[place + rng.choice((0, 0, 1)) :]
+    return text
+
+
+@pytest.mark.slow
+def test_a_made_up_program_gets_a_verdict_and_changes_none_beside_it() -> None:
+    ends, seed = Counter[str](), random.randrange(2**32) if fuzzing.WANTED else 0
+    with sandbox.allow_unsandboxed():
+        for first in range(seed, seed + fuzzing.cases(2 * TOGETHER), TOGETHER):
+            programs = [program(number) for number in range(first, first + TOGETHER)]
+            jobs = [job for code in programs for job in ((code, GOOD[1]), GOOD)]
+            found = sandbox.run_many([*jobs, ("def f(x):\n    return x", GOOD[1])], timeout_s=5.0)
+            assert all(result.passed for result in found[1::2]), first
+            assert not found[-1].passed, first
+            ends.update(result.reason.partition(":")[0] for result in found[:-1:2])
+    assert len(ends) > 1
+    fuzzing.tell(ends)
 
 
 @pytest.mark.parametrize("text", DEGENERATE, ids=range(len(DEGENERATE)))

@@ -1,13 +1,8 @@
-"""Random damage to checkpoints and random chat templates: they work, or fail in one line.
-
-A test run makes a few hundred of each, always the same. `UNMASK_FUZZ=5000 pytest tests/models/test_fuzz.py` makes as
-many as it says, others every time, and says how they ended.
-"""
+"""Random damage to checkpoints and random chat templates: they work, or fail in one line; see fuzzing.py."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from fuzzing import cases, check_one_line, fuzz, tell
+from hypothesis import given
 from hypothesis import strategies as st
 
 import unmask
@@ -23,15 +19,7 @@ from unmask.errors import UnmaskError
 from unmask.models.checkpoint.chat_template import CHARACTERS, render
 from unmask.models.checkpoint.loading import load_model
 
-CASES = int(os.environ.get("UNMASK_FUZZ", "200"))
-fuzz = settings(
-    max_examples=CASES,
-    deadline=None,
-    derandomize="UNMASK_FUZZ" not in os.environ,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate),  # a failure is small already
-)
+FEW = 200
 
 HOSTILE: list[Any] = [
     *(0, -1, 1, 2, 7, 280, 10**6, 10**9, 2**31, 2**63, 10**30, 1e-300, 1e300, 0.5),
@@ -99,18 +87,13 @@ def damage(folder: Path, kind: str, name: str, where: Any, what: Any) -> None:
         path.write_text(json.dumps(data))
 
 
-def check_one_line(error: UnmaskError) -> None:
-    assert len(str(error)) < 1500
-    assert "\n" not in str(error)
-
-
 @pytest.mark.slow
 def test_a_damaged_checkpoint_decodes_or_is_refused_in_one_line(
     make_llada: Callable[..., Path], make_dream: Callable[..., Path], make_sdar: Callable[..., Path], tmp_path: Path
 ) -> None:
     originals, ends = [make_llada(), make_dream(), make_sdar()], Counter[str]()
 
-    @fuzz
+    @fuzz(FEW)
     @given(st.sampled_from(originals), st.lists(damages, min_size=1, max_size=3))
     def one(original: Path, done: list[tuple[str, str, Any, Any]]) -> None:
         shutil.rmtree(tmp_path, ignore_errors=True)
@@ -131,8 +114,8 @@ def test_a_damaged_checkpoint_decodes_or_is_refused_in_one_line(
         ends[end] += 1
 
     one()
-    assert min(ends["refused"], ends["decoded"]) > CASES // 20, ends
-    print(dict(ends))  # noqa: T201
+    assert min(ends["refused"], ends["decoded"]) > cases(FEW) // 20, ends
+    tell(ends)
 
 
 PIECES = [
@@ -167,7 +150,7 @@ templates = st.recursive(
 def test_a_random_template_renders_or_is_refused_in_one_line() -> None:
     ends = Counter[str]()
 
-    @fuzz
+    @fuzz(FEW)
     @given(templates)
     def one(template: str) -> None:
         try:
@@ -181,4 +164,4 @@ def test_a_random_template_renders_or_is_refused_in_one_line() -> None:
     one()
     assert min(ends.values()) > 0, ends
     assert len(ends) == 3, ends
-    print(dict(ends))  # noqa: T201
+    tell(ends)

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 
 from unmask import __version__
 from unmask.bench.measure import short
 from unmask.bench.roofline import Ceilings
 from unmask.engine.plan import quantization_of
 from unmask.errors import UnknownName, UnmaskError
-from unmask.models.base import MaskedLM
+from unmask.models.base import LoadedModel, MaskedLM
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.loading import TINY, choose_dtype, load_model
+from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.device import choose_device, device_name
 from unmask.models.quantized import check_format
 from unmask.models.random_weights import random_model
@@ -91,7 +94,12 @@ class Subject:
         return f"{self.model}: {self.device_name} ({self.device}), {numbers}, {self.threads} threads; {speeds}"
 
 
-def open_model(
+def open_model(name: str | None = None, **how: Any) -> MaskedLM:
+    """As `open_loaded`, without the tokenizer."""
+    return open_loaded(name, **how).model
+
+
+def open_loaded(
     name: str | None = None,
     *,
     shape: str | None = None,
@@ -100,10 +108,10 @@ def open_model(
     dtype: str | None = None,
     quantize: str | None = None,
     seed: int = 0,
-) -> MaskedLM:
+) -> LoadedModel:
     """A checkpoint by folder or name, or random weights in a checkpoint's or a published shape.
 
-    With neither name nor shape: LLaDA-8B's shape on CUDA, tiny's elsewhere.
+    With neither name nor shape: LLaDA-8B's shape on CUDA, tiny's elsewhere. The tokens of random weights are numbers.
     """
     if name is not None and shape is not None:
         raise UnmaskError(f"give a model or a shape, not both: {name!r} and --shape {shape}")
@@ -114,12 +122,21 @@ def open_model(
     place, wanted = choose_device(device), choose_dtype(dtype)
     check_format(quantize, place)
     if name is not None and not random_weights:
-        return load_model(name, device=place, dtype=wanted, quantize=quantize).model
+        return load_model(name, device=place, dtype=wanted, quantize=quantize)
     source = name if name is not None else shape or ("llada-8b" if place.type == "cuda" else "tiny")
     config = PUBLISHED[source] if name is None and source in PUBLISHED else _config_of(source)
     called = f"{Path(source).name} with random weights"
     default = torch.bfloat16 if place.type == "cuda" else torch.float32
-    return random_model(config, seed=seed, device=place, dtype=wanted or default, name=called, quantize=quantize)
+    how: dict[str, Any] = {"seed": seed, "device": place, "dtype": wanted or default, "quantize": quantize}
+    model = random_model(config, name=called, **how)
+    return LoadedModel(model=model, codec=_numbers(model.spec.vocab_size))
+
+
+def _numbers(vocab_size: int) -> TextCodec:
+    """A tokenizer whose every token is its own number, so that different tokens are different texts."""
+    tokenizer = Tokenizer(WordLevel({str(number): number for number in range(vocab_size)}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TextCodec(tokenizer)
 
 
 def _config_of(name: str) -> Mapping[str, Any]:

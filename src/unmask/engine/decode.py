@@ -26,6 +26,7 @@ def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
     try:
         batch.admit(scheduler)
         while batch.rows:
+            scheduler.passes += 1
             yield from step(batch, scheduler, runner)
     except Exception as error:
         usable = False  # what a failed pass left in storage must not be used again

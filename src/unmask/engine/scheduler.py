@@ -80,6 +80,7 @@ class Scheduler:
         self.line: deque[Request] = deque(requests)  # other threads may add to its right end
         self.dropped: deque[Request] = deque()  # abandoned while they waited
         self.running: dict[int, Request] = {}  # by the number of the row, until its last event
+        self.passes = 0  # of the batch, begun so far
         self._count = 0
 
     def take(self, room: int, fits: Callable[[Request], bool]) -> list[tuple[int, Request]]:

@@ -99,7 +99,8 @@ def has_items(folder: Path) -> bool:
 def intact(folder: Path) -> bool:
     """Whether a folder holds a complete cell; not so if it is damaged or missing."""
     try:
-        return CellFolder(folder).complete
+        found = CellFolder(folder)
+        return found.cell.key == folder.name and found.complete
     except UnmaskError:
         return False
 
@@ -114,6 +115,8 @@ def _damage(folder: Path) -> str:
         done = _read(folder / DONE) if (folder / DONE).exists() else None
     except UnmaskError as error:
         return str(error)
+    if found.cell.key != folder.name:
+        return f"{folder} is damaged: its {CELL} describes another cell"
     without_digest = {"items": len(found.generations)}
     if done in (None, _summary(folder)) or (done == without_digest and found.generations.keys() == found.scores.keys()):
         return ""

@@ -32,6 +32,8 @@ class Metrics:
         self.duration = times("unmask_http_request_duration_seconds", about, ["route"])
         self.waiting = gauge("unmask_queue_texts", "Texts that wait to be decoded.")
         self.passes = count("unmask_forward_passes_total", "Forward passes, counted for each text in the batch.")
+        self.batch_passes = count("unmask_batch_passes_total", "Forward passes of the batch, whatever its texts.")
+        self._batch_passes = 0
         self.committed = count("unmask_committed_tokens_total", "Tokens committed; one that was reopened counts again.")
         self.kept = count("unmask_kept_tokens_total", "Tokens of the texts that were finished.")
         self.prompt = count("unmask_prompt_tokens_total", "Tokens of the prompts that were finished.")
@@ -44,8 +46,13 @@ class Metrics:
         about = "From joining the queue to the first letter that is certain."
         self.first_text = times("unmask_time_to_first_text_seconds", about)
 
-    def heard(self, event: StreamEvent, *, wanted: bool = True) -> None:
-        """Count what one pass did to one text. A text whose client left may end, but does not count as finished."""
+    def heard(self, event: StreamEvent, *, passes: int, wanted: bool = True) -> None:
+        """Count what one pass did to one text, `passes` being those of the batch so far.
+
+        A text whose client left may end, but does not count as finished.
+        """
+        self.batch_passes.inc(passes - self._batch_passes)
+        self._batch_passes = passes
         if event.step is not None:
             self.passes.inc()
             self.committed.inc(len(event.step.committed))

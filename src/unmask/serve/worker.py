@@ -216,7 +216,7 @@ class Worker:
 
     def _hear(self, request: Request, event: StreamEvent) -> None:
         """Count an event and pass it on."""
-        self.metrics.heard(event, wanted=not request.abandoned)
+        self.metrics.heard(event, passes=self._scheduler.passes, wanted=not request.abandoned)
         error = None
         if event.step is not None:
             self._failures, error = 0, event.step.error
