@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from unmask.engine.generator import Generator as Model
     from unmask.engine.scheduler import Request
     from unmask.evals.cell import Cell
+    from unmask.evals.run import Finished
     from unmask.evals.run import Progress as EvalProgress
     from unmask.report.table import Column, Shown
     from unmask.report.table import Table as Described
@@ -274,6 +277,33 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
         needs = f" Needs {', '.join(row['needs'])}." if row["needs"] else ""
         table.add_row(row["name"], f"{parameters}\n{row['about']}{needs}")
     Console(highlight=False).print(table)
+
+
+def show_names(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    """What can be named, kind by kind; as JSON, one object a line."""
+    if as_json:
+        sys.stdout.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in ("kind", "name"):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for before, row in zip([None, *rows], rows, strict=False):
+        first = before is None or before["kind"] != row["kind"]
+        if first and before:
+            table.add_row()
+        table.add_row(Text(row["kind"] if first else "", style="dim"), Text(row["name"], style="bold"), row["about"])
+    Console(highlight=False, markup=False).print(table)
+
+
+def note_finished(run: Finished, folder: Path) -> None:
+    """What came of a run beside its numbers: cells that were there before, and what changed since."""
+    if run.reused:
+        note(f"cells reused: {', '.join(f'{count} from {name}' for name, count in run.reused.items())}")
+    elif not run.new_cells:
+        note(f"nothing left to do: {folder} is complete")
+    if run.changed:
+        note(f"since it was measured, the {' and '.join(run.changed)} changed; --fresh measures it anew")
 
 
 PIPE = 160  # width of a line, in letters, where there is no terminal
