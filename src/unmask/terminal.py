@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
@@ -238,7 +238,8 @@ def converse(talk: Conversation, about: Callable[[list[str]], str | None], *, li
     """
     interactive, told, aside = is_terminal(sys.stdin), None, _stderr()
     if interactive:
-        import readline  # noqa: F401  (line editing and history for input())
+        with suppress(ImportError):  # Windows
+            import readline  # noqa: F401  (line editing and history for input())
 
         commands = "/reset forgets the conversation, /help lists the commands; end of input or /quit leaves"
         aside.print(commands, style="dim")
