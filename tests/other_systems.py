@@ -61,7 +61,7 @@ def imported() -> list[str]:
 if __name__ == "__main__":
     assert None not in (rich, torch, typer)  # imported before the system changes
     become_windows()
-    print(imported())
+    sys.stdout.write(f"{imported()}\n")
     from unmask.cli import run
 
     out = io.StringIO()
@@ -72,4 +72,4 @@ if __name__ == "__main__":
             run(["eval", "--task", "countdown-3", "--policy", "threshold", "--limit", "1", "--out", sys.argv[1]]) == 0
         )
     assert "=12" in out.getvalue()
-    print("ran")
+    sys.stdout.write("ran\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask import flags, terminal
+from unmask import flags, screen, terminal
 from unmask.bench.workload import RuleWorkload, Workload
 from unmask.complaints import complaint_of, in_flags
 from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
@@ -95,7 +95,7 @@ def generate(
     as_json = as_json or json_full
     watched = terminal.watches(live, prompts=len(texts), as_json=as_json)
     llm, policy = _open(chosen)
-    terminal.note(chosen.about(texts))
+    terminal.note(chosen.about(texts) or flags.hint_of_chat(llm, texts, plain=not (chat or infill)))
     options = {"policy": policy, "settings": settings, "trace": detail}
     requests, asking = flags.requests_for(llm, texts, chat=chat, infill=infill, **options), iter(given)
 
@@ -234,7 +234,7 @@ def evaluate(
     if listed:
         from unmask.evals.packaged import listing
 
-        terminal.show_names(listing(), as_json=as_json)
+        screen.show_names(listing(), as_json=as_json)
         return
     from unmask.evals.run import run as measure
 
@@ -258,7 +258,7 @@ def _show_cells(cells: list[Measured], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        terminal.show_tables([cells_table("Measured", SUMMARY, cells)])
+        screen.show_tables([cells_table("Measured", SUMMARY, cells)], keep_columns=True)
 
 
 @app.command()
@@ -289,7 +289,7 @@ def report(
     elif chosen:
         print(made.text(chosen[0]), end="")
     else:
-        terminal.show_tables(made.tables)
+        screen.show_tables(made.tables)
 
 
 @bench.command("rule")

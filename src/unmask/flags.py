@@ -307,6 +307,17 @@ def requests_for(llm: Generator, texts: list[str], *, chat: bool, infill: bool, 
     return [llm.request(prompt, infill=infill, **options) for prompt in prompts]
 
 
+def hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
+    """A note where a checkpoint that was trained on conversations continues `plain` prompts; None where none is due."""
+    named = any(word in llm.spec.name.lower() for word in ("instruct", "chat"))
+    if not plain or not named or llm.codec.chat_template is None:
+        return None
+    # A prompt with special tokens in it was put into a template by hand.
+    if any(llm.codec.special_ids & {*llm.codec.encode(text, special=False)} for text in texts):
+        return None
+    return f"{llm.spec.name} answers messages; with --chat the prompt goes through its chat template"
+
+
 @contextlib.contextmanager
 def traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
     """Write the traces of all requests to one file in the end, also if the work fails or is interrupted."""

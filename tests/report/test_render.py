@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from synthetic_runs import cell_of, describe, write
 
-from unmask import terminal
+from unmask import screen
 from unmask.cli import run
 from unmask.report import plots, report
 from unmask.report.runs import read_runs
@@ -109,7 +109,7 @@ def test_latex_escapes_what_would_break_it():
 
 
 def test_the_terminal_has_bold_on_a_screen_and_plain_text_in_a_pipe(capsys):
-    terminal.show_tables([TABLE])
+    screen.show_tables([TABLE])
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     lines = [line.rstrip() for line in printed.splitlines()]
@@ -126,23 +126,23 @@ class Screen(io.StringIO):
         return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue())
 
 
-def shown(monkeypatch, tables, width):
+def shown(monkeypatch, tables, width, **options):
     """What a terminal of that width gets."""
-    screen = Screen()
+    window = Screen()
     with monkeypatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm")
-        patch.setattr(sys, "stdout", screen)
-        terminal.show_tables(tables)
-    return screen
+        patch.setattr(sys, "stdout", window)
+        screen.show_tables(tables, **options)
+    return window
 
 
 def test_a_narrow_terminal_folds_words_and_breaks_no_number(monkeypatch):
-    screen = shown(monkeypatch, [TABLE], 50)
+    window = shown(monkeypatch, [TABLE], 50)
     for part in ("mean_field", "82.0", "[78.4, 85.1]", "4.90×", "11.2", "entropy"):
-        assert part in screen.plain
-    assert "…" not in screen.plain
-    assert "\x1b[1m82.0" in screen.getvalue()
+        assert part in window.plain
+    assert "…" not in window.plain
+    assert "\x1b[1m82.0" in window.getvalue()
 
 
 def test_a_column_without_room_is_named(monkeypatch):
@@ -151,6 +151,23 @@ def test_a_column_without_room_is_named(monkeypatch):
     assert "4.90×" not in plain
     assert "No room here for: speed-up, NFE." in plain
     assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40
+
+
+def test_intervals_make_room_for_columns_where_these_matter_more(monkeypatch):
+    plain = shown(monkeypatch, [TABLE], 44, keep_columns=True).plain
+    for part in ("82.0", "4.90×", "11.2"):
+        assert part in plain
+    assert "[78.4, 85.1]" not in plain
+    assert "No room here for: intervals." in plain
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 44
+
+
+def test_a_narrow_terminal_names_in_the_title_what_all_rows_share(monkeypatch):
+    columns = [Column("model", "model"), Column("task", "task"), *COLUMNS]
+    rows = [row | {"model": "tiny", "task": "sudoku"} for row in TABLE.rows]
+    plain = shown(monkeypatch, [replace(TABLE, columns=columns, rows=rows, title="t")], 50).plain
+    assert plain.startswith("tiny, sudoku: t\n")
+    assert "11.2" in plain
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -171,7 +188,7 @@ def test_an_ablation_fits_the_screen_without_breaking_a_figure(tmp_path, monkeyp
 def test_words_in_a_pipe_are_folded_before_a_line_gets_too_long(capsys):
     columns = [Column(key, key) for key in ("claim", "holds", "fails")] + COLUMNS[1:2]
     row = dict.fromkeys(("claim", "holds", "fails"), "tiny, sudoku, block 82; " * 12) | {"accuracy": 1}
-    terminal.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
+    screen.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
     lines = capsys.readouterr().out.splitlines()
     assert 120 < max(len(line) for line in lines) <= 160
 

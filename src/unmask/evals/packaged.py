@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from unmask.errors import UnknownName
+from unmask.errors import UnknownName, counted
 from unmask.evals import tiny_suite
 from unmask.evals.lm_tasks.loaders import BENCHMARKS
 from unmask.policies.listing import installed
@@ -44,7 +44,10 @@ def listing() -> list[dict[str, Any]]:
     """Everything that has a name, with a word about it."""
     rows = [("recipe", name, str(_head(path).get("title", ""))) for name, path in recipes().items()]
     rows += [("task", name, "generated, checked exactly") for name in tiny_suite.names()]
-    rows += [("benchmark", name, f"{known.items:,} items, {known.shots} shots") for name, known in BENCHMARKS.items()]
+    rows += [
+        ("benchmark", name, f"{known.items:,} items, {counted(known.shots, 'shot')}")
+        for name, known in BENCHMARKS.items()
+    ]
     rows += [("policy", row["name"], row["about"]) for row in installed()]
     return [{"kind": kind, "name": name, "about": about} for kind, name, about in rows]
 
