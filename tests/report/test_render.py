@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from synthetic_runs import cell_of, describe, write
@@ -263,6 +264,33 @@ def cells_at(run):
     return found.cells
 
 
+def test_sixteen_lines_are_told_apart_and_named_where_they_end(tmp_path):
+    names = [*plots.LOOKS, "mine", "yours"]
+    for number, policy in enumerate(names):
+        write(tmp_path / "run", cell_of(policy), passes=8.0 + number % 3, right=0.5 + 0.002 * number)
+    figure = plots.figure("main", cells_at(tmp_path / "run"))
+    (panel,) = figure.axes
+    looks = {(line.get_color(), line.get_marker()) for line in figure.legends[0].get_lines()}
+    assert len(looks) == len(names) == 16
+    figure.draw_without_rendering()
+    boxes = {text.get_text(): text.get_window_extent() for text in panel.texts}
+    assert set(boxes) == set(names)
+    frame = panel.get_window_extent()
+    for name, box in boxes.items():
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1, name
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1, name
+        assert not [other for other in boxes if other != name and boxes[other].overlaps(box)], name
+
+
+def test_a_picture_is_a_pdf_on_request(study, tmp_path):
+    files = report([study], out=tmp_path / "a", formats=("pdf",)).files
+    again = report([study], out=tmp_path / "b", formats=("pdf",)).files
+    assert len(files) == 3
+    assert all(path.read_bytes().startswith(b"%PDF") for path in files)
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in again]
+    assert not [path for path in report([study], out=tmp_path / "c").files if path.suffix == ".pdf"]
+
+
 def test_main_has_a_picture_with_every_row_and_ticks_enough(tmp_path):
     for policy, passes in (("mean_field", 10.5), ("threshold", 12.5), ("mine", 14.5), ("yours", 17.5)):
         write(tmp_path / "run", cell_of(policy), passes=passes, right=0.9)
@@ -303,7 +331,7 @@ def test_the_command_prints_one_format_and_writes_all(study, tmp_path, capsys):
     ("flags", "message"),
     [
         (["--format", "png"], "png needs --out DIR"),
-        (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, png, svg, terminal"),
+        (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, pdf, png, svg, terminal"),
         (["--format", "csv", "--format", "json"], "one format can be printed, got csv, json; --out DIR writes several"),
         (["--out", "here", "--format", "terminal"], "unknown format 'terminal'; to write: csv"),
     ],

@@ -1,4 +1,6 @@
-"""Figures of the studies. Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers differ too.
+"""Figures of the studies. A policy has a colour, a marker and its name at the end of its line, beside a legend.
+
+Colours are Okabe and Ito's and Tol's, which colour-blind readers can tell apart.
 
 The same numbers give the same file, byte for byte: no dates, no random ids, the fonts that matplotlib carries.
 """
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnmaskError
 from unmask.report.compare import Cells, baseline_of, groups, questions, sweep_of, sweeps
+from unmask.report.end_labels import name_ends
 from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, value_of
 from unmask.report.statistics import Estimate
@@ -22,25 +25,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FILES = ("png", "svg")
+FILES = ("png", "svg", "pdf")
 FIGURES = dict.fromkeys(("main", "curves"), "accuracy against forward passes")  # kind of study -> title
 FIGURES |= {"blocks": "block size", "sensitivity": "sensitivity of mean-field"}
 KNOBS = {"threshold": "threshold τ", "iterations": "updates R", "block_size": "block size (tokens)"}
 AXES = KNOBS | {"passes": "forward passes per item (NFE)", "accuracy": "accuracy (%)"}
+NAMELESS: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+NAMELESS["pdf"] = {"CreationDate": None, "Creator": None, "Producer": None}
 CLOSE, FAST = 12, 2.2  # the close-up: points of accuracy below the best, and passes over the fewest
 
-# Policy -> colour, marker, line. Where the colours come back, the lines are dashed.
-COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-SOLID = zip(("threshold", "factor", "eb", "klass", "local_leap", "dawn"), COLOURS, "sD^vPX", strict=True)
-DASHED = zip(("dapd", "wino", "fixed", "entropy", "margin", "random"), COLOURS, "<>*phd", strict=True)
+# Policy -> colour, marker, line: solid for policies that choose how many, dashed for a fixed number a pass.
+COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#332288", "#117733", "#999933")
+CHOOSING = ("threshold", "factor", "eb", "klass", "local_leap", "dawn", "cumulative", "dapd", "wino")
+SOLID = zip(CHOOSING, COLOURS, "sD^vPX8<>", strict=True)
+DASHED = zip(
+    ("fixed", "entropy", "margin", "random"), ("#AA4499", "#B8860B", "#44AA99", "#666666"), "*phd", strict=True
+)
 LOOKS = {"mean_field": ("#D55E00", "o", "-")}
 LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
-OTHER = "#882255"  # a policy that is not known here, or a second line of one that is; its marker is a number
+OTHER = "#882255"  # of a policy that is not known here, or a second line of one that is; its marker is a number
 SIZES = {"*": 9, "P": 7, "X": 7, "$": 8}  # of markers that look small
 
 STYLE: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
 STYLE |= {"lines.linewidth": 1.3, "lines.markeredgewidth": 0.4}
-STYLE |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask"}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask", "pdf.fonttype": 42}
 STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
 
 
@@ -86,8 +94,7 @@ def draw(kind: str, cells: Cells, folder: Path, formats: Sequence[str]) -> list[
             for form in formats:
                 written.append(folder / f"{name}.{form}")
                 # Neither a date nor the software's version: the file depends on the numbers alone.
-                nameless = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-                found.savefig(written[-1], format=form, metadata=nameless)
+                found.savefig(written[-1], format=form, metadata=NAMELESS[form])
     return written
 
 
@@ -101,11 +108,19 @@ def figure(kind: str, cells: Cells) -> Figure | None:
     found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), 3.4 * len(grid) + 0.8), layout="constrained")
     # All knobs share one scale, so that a knob that hardly matters looks like it.
     axes = found.subplots(len(grid), len(grid[0]), squeeze=False, sharey="col")
-    drawn = {}
-    for one, panel in zip(axes.flat, chain.from_iterable(grid), strict=True):
+    drawn, panels = {}, list(zip(axes.flat, chain.from_iterable(grid), strict=True))
+    for one, panel in panels:
         drawn |= _draw(one, panel)
     found.legend(drawn.values(), drawn.keys(), loc="outside right center")
+    found.suptitle(" ", fontsize="large")  # its room counts in the layout
+    name_ends(found, [(one, [_end(drawn[name], name, panel) for name, _ in panel.lines]) for one, panel in panels])
     return found
+
+
+def _end(line: Any, name: str, panel: Panel) -> tuple[str, str, list[tuple[float, float]]]:
+    """The name, the colour and the points of a line."""
+    cells = dict(panel.lines)[name]
+    return name, line.get_color(), [(_value(cell, panel.x).value, _value(cell, panel.y).value) for cell in cells]
 
 
 def _grid(kind: str, cells: Cells) -> list[list[Panel]]:
