@@ -43,7 +43,8 @@ DASHED = zip(
 )
 LOOKS = {"mean_field": ("#D55E00", "o", "-")}
 LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
-OTHER = "#882255"  # of a policy that is not known here, or a second line of one that is; its marker is a number
+# Of policies that are not known here, and second lines of those that are; their markers are numbers.
+OTHERS = ("#882255", "#8B4513", "#6A3D9A", "#2F4F4F", "#D81B60", "#5D6D00")
 SIZES = {"*": 9, "P": 7, "X": 7, "$": 8}  # of markers that look small
 
 STYLE: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
@@ -168,14 +169,14 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
     numbers, taken, places = count(1), set(), set[float]()
     for at, (name, cells) in enumerate(panel.lines):
         look = LOOKS.get(cells[0].policy)
-        colour, marker, dash = look = (OTHER, f"${next(numbers)}$", ":") if look is None or look in taken else look
+        colour, marker, dash = look = _numbered(next(numbers)) if look is None or look in taken else look
         taken.add(look)
         x, y = ([_value(cell, axis) for cell in cells] for axis in (panel.x, panel.y))
         places |= {one.value for one in x}
         # Lines over a knob stand a little beside each other, so that equal values do not hide one another.
         shift = 1.025 ** (at - (len(panel.lines) - 1) / 2) if panel.x in KNOBS else 1.0
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5)}
-        style["markeredgecolor"] = colour if look[0] == OTHER else "white"  # a white edge would hide a number
+        style["markeredgecolor"] = colour if marker[0] == "$" else "white"  # a white edge would hide a number
         style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4), "elinewidth": 0.8}
         # On top: the policy that the package is about.
         style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3, "xerr": _bars(x), "yerr": _bars(y)}
@@ -198,6 +199,10 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
         line = axes.axhline(level, color="#666666", linestyle=":", linewidth=1.4, zorder=1)
         drawn[f"{panel.baseline.policy},\none token a pass"] = line
     return drawn
+
+
+def _numbered(number: int) -> tuple[str, str, str]:
+    return OTHERS[(number - 1) % len(OTHERS)], f"${number}$", ":"
 
 
 def _bars(found: Sequence[Estimate]) -> list[list[float]]:
