@@ -264,15 +264,18 @@ def cells_at(run):
     return found.cells
 
 
-def test_sixteen_lines_are_told_apart_and_named_where_they_end(tmp_path):
-    names = [*plots.LOOKS, "mine", "yours"]
+def test_two_dozen_lines_are_told_apart_and_named_where_they_end(tmp_path):
+    names = [*plots.LOOKS, *(f"rule_{number}" for number in range(10))]
     for number, policy in enumerate(names):
         write(tmp_path / "run", cell_of(policy), passes=8.0 + number % 3, right=0.5 + 0.002 * number)
     figure = plots.figure("main", cells_at(tmp_path / "run"))
     (panel,) = figure.axes
     looks = {(line.get_color(), line.get_marker()) for line in figure.legends[0].get_lines()}
-    assert len(looks) == len(names) == 16
+    assert len(looks) == len(names) == 24
     figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert 0 <= legend.y0 < legend.y1 <= figure.bbox.y1
     boxes = {text.get_text(): text.get_window_extent() for text in panel.texts}
     assert set(boxes) == set(names)
     frame = panel.get_window_extent()

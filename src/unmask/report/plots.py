@@ -45,6 +45,7 @@ LOOKS = {"mean_field": ("#D55E00", "o", "-")}
 LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
 # Of policies that are not known here, and second lines of those that are; their markers are numbers.
 OTHERS = ("#882255", "#8B4513", "#6A3D9A", "#2F4F4F", "#D81B60", "#5D6D00")
+ENTRY = 0.2  # inches of a line of the legend
 SIZES = {"*": 9, "P": 7, "X": 7, "$": 8}  # of markers that look small
 
 STYLE: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
@@ -88,7 +89,8 @@ def draw(kind: str, cells: Cells, folder: Path, formats: Sequence[str]) -> list[
         with matplotlib.rc_context(STYLE):
             if (found := figure(kind, done)) is None:
                 continue
-            title = f"{done[0].model}, {done[0].cell.task}: {FIGURES[kind]} ({done[0].done:,} items, 95 % intervals)"
+            items = "1 item" if done[0].done == 1 else f"{done[0].done:,} items"
+            title = f"{done[0].model}, {done[0].cell.task}: {FIGURES[kind]} ({items}, 95 % intervals)"
             found.suptitle(title, x=0.01, ha="left", fontsize="large")
             name = file_name(f"{kind}-{done[0].model}-{done[0].cell.task}", [path.stem for path in written])
             folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,8 @@ def figure(kind: str, cells: Cells) -> Figure | None:
     grid = _grid(kind, cells)
     if not grid:
         return None
-    found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), 3.4 * len(grid) + 0.8), layout="constrained")
+    height = max(3.4 * len(grid) + 0.8, ENTRY * len({name for panel in grid[0] for name, _ in panel.lines}) + 0.8)
+    found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), height), layout="constrained")
     # All knobs share one scale, so that a knob that hardly matters looks like it.
     axes = found.subplots(len(grid), len(grid[0]), squeeze=False, sharey="col")
     drawn, panels = {}, list(zip(axes.flat, chain.from_iterable(grid), strict=True))
