@@ -11,6 +11,7 @@ import typer
 
 from unmask import cli
 from unmask.cli import run
+from unmask.models.checkpoint.loading import TINY
 
 COMMANDS = [
     name.split()
@@ -92,6 +93,15 @@ def test_ids_of_json_lines_come_back(capsys, tmp_path):
 def test_a_prompt_that_looks_like_a_flag_stays_a_prompt(capsys):
     assert run(["generate", "--model", "toy", "--max-tokens", "4", "--json", "--", "--json=full"]) == 0
     assert json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"] == len("--json=full") + 1
+
+
+def test_an_instruct_checkpoint_without_its_template_gets_a_hint(capsys, tmp_path):
+    folder = tmp_path / "Tiny-Instruct"
+    folder.symlink_to(TINY)
+    command = ["generate", "--model", str(folder), "--max-tokens", "4", "Countdown: 3,4,5,12"]
+    for more, hints in (([], 1), (["--chat"], 0)):
+        assert run([*command, *more]) == 0
+        assert capsys.readouterr().err.count("with --chat the prompt goes through its chat template") == hints
 
 
 def test_a_shell_completes_commands_and_flags():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def elsewhere(tmp_path, monkeypatch):
 def test_flags_alone_are_an_evaluation(capsys):
     command = ["eval", "--model", "toy", "--task", "sudoku", "--policy", "fixed", "--policy", "threshold"]
     assert run([*command, "--limit", "1", "--json"]) == 0
-    cells = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    captured = capsys.readouterr()
+    assert re.search(r"cell 1 of 2: .*, 1 item, \d+ % done, \d+:\d\d:\d\d left\n", captured.err)
+    cells = [json.loads(line) for line in captured.out.splitlines()]
     assert [cell["cell"]["policy"]["name"] for cell in cells] == ["fixed", "threshold"]
     (folder,) = Path("runs").iterdir()
     assert folder.name == "toy-sudoku-fixed-threshold"
