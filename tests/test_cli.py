@@ -36,7 +36,10 @@ def test_several_prompts_are_one_batch_and_json_is_one_object_per_line(capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["usage"]["prompt_tokens"] for line in lines] == [2, 3]
     assert all(line["usage"]["forward_passes"] == 12 for line in lines)
-    assert set(lines[0]) == {"text", "token_ids", "finish_reason", "usage", "canvas_ids", "step_map"}
+    assert set(lines[0]) == {"text", "token_ids", "finish_reason", "usage"}
+    assert run(["generate", "--model", "toy", "a", "--max-tokens", "12", "--json=full", "--policy", "fixed"]) == 0
+    (full,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert len(full["canvas_ids"]) == len(full["step_map"]) == 12
 
 
 def test_prompts_come_from_files_and_pipes(capsys, monkeypatch, tmp_path):
@@ -228,7 +231,7 @@ WRONG = {
     "prompt too long": (["generate", "x" * 5000], "4096 positions"),
     "missing file": (["generate", "--file", "no-such-file"], "cannot read no-such-file"),
     "no prompt": (["generate"], "no prompt"),
-    "mask in a prompt": (["generate", "[MASK]"], "use infill"),
+    "mask in a prompt": (["generate", "[MASK]"], "use --infill"),
     "nothing to infill": (["generate", "--infill", "x"], "no mask to fill"),
     "cache that the policy cannot use": (["generate", "x", "--policy", "dawn", "--cache", "dual"], "dawn needs"),
     "unwritable trace": (["generate", "x", "--trace", "no/such/folder/t.jsonl"], "cannot write"),

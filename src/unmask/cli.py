@@ -18,17 +18,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask import flags, terminal
+from unmask import flags, screen, terminal
 from unmask.bench.serve_workload import ServeWorkload
 from unmask.bench.workload import RuleWorkload, Workload
+from unmask.complaints import complaint_of, in_flags
 from unmask.config_file import with_config_file
 from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
+from unmask.prompt_files import read_prompts, result_of
 from unmask.serve.config import ServerConfig
 from unmask.serve.ending import stoppable
 from unmask.serve.keys import with_keys
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
+    from unmask.report.measured import Measured
     from unmask.types import Output
 
 INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
@@ -36,7 +39,9 @@ _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode":
 # The base class of errors about the command itself; newer releases of typer carry a click of their own.
 _UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
-app = typer.Typer(name="unmask", no_args_is_help=True, add_completion=False, **_PLAIN)
+app = typer.Typer(
+    name="unmask", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, **_PLAIN
+)
 bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.", **_PLAIN)
 app.add_typer(bench, name="bench")
 
@@ -77,24 +82,35 @@ def generate(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the checkpoint's chat template.")] = False,
     infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
-    trace: Annotated[Path | None, typer.Option(help="Record every forward pass to this file (JSON lines).")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record every forward pass to this file (JSON lines).")
+    ] = None,
     trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts decoded together.")] = 32,
     live: flags.Live = None,
-    as_json: flags.Json = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object per line; --json=full: with canvas and step map.")
+    ] = False,
+    json_full: Annotated[bool, typer.Option("--json-full", hidden=True)] = False,
 ) -> None:
     """Continue one or more prompts (or fill the masks in them)."""
-    texts = flags.read_prompts(prompts, file)
+    given = read_prompts(prompts, file)
+    texts = [each.text for each in given]
     flags.check_writable(trace)
     detail = flags.detail(trace, overlap=trace_overlap)
+    as_json = as_json or json_full
     watched = terminal.watches(live, prompts=len(texts), as_json=as_json)
     llm, policy = _open(chosen)
-    terminal.note(chosen.about(texts))
+    terminal.note(chosen.about(texts) or flags.hint_of_chat(llm, texts, plain=not (chat or infill)))
     options = {"policy": policy, "settings": settings, "trace": detail}
-    requests = flags.requests_for(llm, texts, chat=chat, infill=infill, **options)
+    requests, asking = flags.requests_for(llm, texts, chat=chat, infill=infill, **options), iter(given)
 
     def show(output: Output) -> None:
-        terminal.show_text(output.text) if not as_json else print(json.dumps(output.to_dict(), ensure_ascii=False))
+        asked_by = next(asking)
+        if as_json:
+            print(result_of(output.to_dict(), asked_by, full=json_full), flush=True)
+        else:
+            terminal.show_text(output.text)
 
     with flags.traces_saved(requests, trace):
         if watched or (len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill)):
@@ -110,7 +126,7 @@ def generate(
 def chat(
     chosen: flags.Model,
     settings: Settings,
-    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")] = None,
     live: flags.Live = None,
 ) -> None:
     """Talk with a model; /help lists the commands of the conversation."""
@@ -129,7 +145,10 @@ def chat(
 @flags.with_flags(flags.Backend)
 @flags.with_flags(flags.Model)
 def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
-    """Serve a model over HTTP, for OpenAI's clients; policy and settings are for requests that do not say."""
+    """Serve a model over HTTP, for OpenAI's clients.
+
+    Policy and settings are for requests that do not say.
+    """
     on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
     how = {"settings": settings, "say": terminal.note}
     with stoppable():
@@ -186,10 +205,15 @@ def batch(
     backend: flags.Backend,
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts decoded together.")] = 32,
-    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Texts decoded together.")] = 32,
+    served_model_name: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Name of the model in requests.")
+    ] = None,
 ) -> None:
-    """Answer a file of requests as a server would; every answer is on disk at once, a re-run goes on."""
+    """Answer a file of requests as a server would.
+
+    Every answer is on disk at once; the same command goes on.
+    """
     flags.check_writable(target)
     files = flags.from_extra("unmask.batch.files", "serve", "a batch")
 
@@ -226,43 +250,38 @@ def policies(as_json: flags.Json = False) -> None:
 
 @app.command("eval")
 @flags.with_flags(flags.Backend)
-@flags.with_flags(flags.Device)
+@flags.with_flags(flags.Evaluation)
 def evaluate(
-    where: flags.Device,
+    asked: flags.Evaluation,
     backend: flags.Backend,
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML file: models, policies, settings, tasks.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; one that is there is resumed. [default: runs/RECIPE]")
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="YAML file, or the name of one in the package.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many items a cell.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Benchmark files here, instead of the hub's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Items decoded together.")] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Worked examples in the prompt.")] = None,
-    model: Annotated[list[str] | None, typer.Option(help="Instead of the recipe's models (may be repeated).")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Instead of the recipe's tasks (may be repeated).")] = None,
-    allow_unsandboxed: Annotated[
-        bool, typer.Option("--allow-unsandboxed", help="Run code that a model wrote even without bubblewrap.")
-    ] = False,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="Other work uses the device meanwhile: keep times out of reports.")
-    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the run; one that is there is resumed. [default: runs/NAME]"),
+    ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Discard what the folder holds of this recipe's cells; measure them anew.")
+        bool, typer.Option("--fresh", help="Discard what the folder holds of these cells; measure them anew.")
+    ] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List recipes, tasks, benchmarks and policies, and exit.")
     ] = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure models x policies x settings x tasks; every finished item is on disk at once, a re-run resumes."""
-    from unmask.evals.recipe import read
-    from unmask.evals.run import run as measure
-    from unmask.report.studies import cells_table
-    from unmask.report.tables import SUMMARY, cell_record
+    """Measure models x policies x settings x tasks.
 
-    sizes = {"limit": limit, "batch_size": batch_size, "shots": shots}
-    places = {"data_dir": data_dir and str(data_dir), "model": model, "tasks": task}
-    how = {key: value for key, value in asdict(where).items() if key != "threads"}
-    truths = {"allow_unsandboxed": allow_unsandboxed or None, "shared": shared or None}
-    chosen = read(recipe, {**sizes, **places, **how, **truths})
-    load, folder = backend.loader(), out or Path("runs") / recipe.stem
+    Every finished item is on disk at once; the same command resumes.
+    """
+    if listed:
+        from unmask.evals.packaged import listing
+
+        screen.show_names(listing(), as_json=as_json)
+        return
+    from unmask.evals.run import run as measure
+
+    chosen, name = asked.recipe(recipe)
+    load, folder = backend.loader(), out or Path("runs") / name
     try:
         with terminal.eval_progress() as heard, backend.quiet():
             command, say = flags.command_line(), terminal.note
@@ -270,35 +289,39 @@ def evaluate(
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
-    if finished.reused:
-        terminal.note(f"cells reused: {', '.join(f'{n} from {name}' for name, n in finished.reused.items())}")
-    elif not finished.new_cells:
-        terminal.note(f"nothing left to do: {folder} is complete")
-    if finished.changed:
-        changed = " and ".join(finished.changed)
-        terminal.note(f"since it was measured, the {changed} changed; --fresh measures it anew")
-    cells = flags.measured(finished.cells)
+    terminal.note_finished(finished, folder)
+    _show_cells(flags.measured(finished.cells), as_json=as_json)
+
+
+def _show_cells(cells: list[Measured], *, as_json: bool) -> None:
+    from unmask.report.studies import cells_table
+    from unmask.report.tables import SUMMARY, cell_record
+
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        terminal.show_tables([cells_table("Measured", SUMMARY, cells)])
+        screen.show_tables([cells_table("Measured", SUMMARY, cells)], keep_columns=True)
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of `unmask eval`, or a folder of such.")],
-    out: Annotated[Path | None, typer.Option(help="Write tables and figures to this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write tables and figures to this folder.")] = None,
     form: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
-            help="terminal, markdown, csv, latex or json; with --out also png and svg, may be repeated. "
+            metavar="FORM",
+            help="terminal, markdown, csv, latex or json; with --out also png, svg and pdf, may be repeated. "
             "[default: terminal; with --out, every kind of file]",
         ),
     ] = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Make tables and figures of what was measured, with intervals, beside the paper's values where they belong."""
+    """Make tables and figures of what was measured.
+
+    Numbers come with intervals, and beside the paper's values where these belong.
+    """
     from unmask.report import build
 
     chosen = build.check_formats(form or (["json"] if as_json else []), printed=out is None)
@@ -308,13 +331,16 @@ def report(
     elif chosen:
         print(made.text(chosen[0]), end="")
     else:
-        terminal.show_tables(made.tables)
+        screen.show_tables(made.tables)
 
 
 @bench.command("rule")
 @flags.with_flags(RuleWorkload)
 def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
-    """Time the mean-field rule beside the formula as printed: logits in, commit set out."""
+    """Time the mean-field rule beside the formula as printed.
+
+    Logits in, commit set out.
+    """
     from unmask.bench.rule import bench_rule as measure
 
     with terminal.status("measuring"):
@@ -326,7 +352,10 @@ def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
 @flags.with_flags(Workload, repeats=5)
 @flags.with_flags(flags.BenchPolicy)
 def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
-    """Time single forward passes (model, policy, commit) beside the floor of this device, which it measures too."""
+    """Time single forward passes: model, policy, commit.
+
+    Beside them stands the floor of this device, which is measured too.
+    """
     from unmask.bench.step import bench_step as measure
 
     with terminal.status("preparing") as shown:
@@ -338,7 +367,10 @@ def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Jso
 @flags.with_flags(Workload)
 @flags.with_flags(flags.BenchPolicy)
 def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
-    """Time whole requests beside the floor of this device, which it measures too: tokens/s of everything decoded."""
+    """Time whole requests: tokens/s of everything decoded.
+
+    Beside them stands the floor of this device, which is measured too.
+    """
     from unmask.bench.generate import bench_generate as measure
 
     with terminal.status("preparing") as shown:
@@ -389,17 +421,19 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit status; what went wrong is one line on stderr."""
     try:
-        status = app(arguments, standalone_mode=False)
+        # Typer's flags take a value always or never.
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        words = ["--json-full" if word == "--json=full" else word for word in arguments[:end]] + arguments[end:]
+        status = app(words, prog_name="unmask", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except _UsageError as error:
-        return _complain(flags.complaint_of(error), 2)
+        return _complain(complaint_of(error), 2)
     except Interrupted as error:
         return _complain(str(error), INTERRUPTED)
-    except (WorkFailed, OutOfMemory) as error:
-        return _complain(str(error), 1)
     except UnmaskError as error:
-        return _complain(str(error), 2)
+        message = str(error) if arguments[:1] == ["eval"] else in_flags(str(error))
+        return _complain(message, 1 if isinstance(error, WorkFailed | OutOfMemory) else 2)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -15,6 +15,12 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error)[:1000].split())[:300] or type(error).__name__
 
 
+def counted(number: int, thing: str) -> str:
+    """A number and its noun: 1 item, 2 items, 3 passes."""
+    ending = "" if number == 1 else "es" if thing.endswith("s") else "s"
+    return f"{number} {thing}{ending}"
+
+
 class UnmaskError(ValueError):
     """A request that cannot be served as it was made."""
 

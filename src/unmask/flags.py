@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import json
 import os
 import shlex
 import sys
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from unmask.engine.generator import Generator
     from unmask.engine.scheduler import Request
     from unmask.evals.executor import Executor
-    from unmask.evals.recipe import Checkpoint
+    from unmask.evals.recipe import Checkpoint, Recipe
     from unmask.evals.store import CellFolder
     from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
     from unmask.policies import Policy
@@ -65,8 +64,15 @@ class Model(Device):
 
     model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
     revision: str | None = option(None, "Branch, tag or commit of a hub name.")
-    policy: str | None = option(None, "Which positions to commit: see `unmask policies`. [default: mean_field]")
+    policy: str | None = option(None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]")
     set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+
+    def __post_init__(self) -> None:
+        Device.__post_init__(self)
+        # A replica on a cluster opens the model in another folder.
+        file, colon, kind = (self.policy or "").rpartition(":")
+        if colon and file.endswith(".py"):
+            object.__setattr__(self, "policy", f"{Path(file).expanduser().absolute()}:{kind}")
 
     def load(self, **more: Any) -> Generator:
         from unmask.engine.load import load
@@ -89,6 +95,41 @@ class Model(Device):
         known = ", ".join(repr(prefix.strip()) for prefix in prefixes)
         what = f"tiny is a small model that only knows prompts beginning with {known}"
         return f"{what}; load a real checkpoint with --model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Device):
+    """What `unmask eval` measures: a recipe, and the flags that replace keys of it."""
+
+    model: Sequence[str] = option((), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]")
+    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).")
+    policy: Sequence[str] = option(
+        (), "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]"
+    )
+    limit: int | None = option(None, "At most so many items a cell.", min=1)
+    data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
+    batch_size: int | None = option(None, "Items decoded together.", min=1)
+    shots: int | None = option(None, "Worked examples in the prompt.", min=0)
+    allow_unsandboxed: bool = option(
+        False, "Run code that a model wrote even without bubblewrap.", "--allow-unsandboxed"
+    )
+    shared: bool = option(False, "Other work uses the device meanwhile: keep times out of reports.", "--shared")
+
+    def recipe(self, name: str | None) -> tuple[Recipe, str]:
+        """The recipe of that name or file, or of flags alone, and what its run is called."""
+        from unmask.evals.packaged import recipe_file, run_name
+        from unmask.evals.recipe import parse, read
+
+        given = {item.name: getattr(self, item.name) or None for item in fields(self) if item.name != "threads"}
+        given["shots"] = self.shots  # none is a number of them
+        if name is not None:
+            file = recipe_file(name)
+            return read(file, given), run_name(file)
+        if not self.task:
+            raise UnmaskError("nothing to measure: give a RECIPE or --task; `unmask eval --list` names them")
+        alone = parse({"model": "tiny", "policy": "mean_field"}, given, source="", name="flags")
+        words = [*(model.name for model in alone.models), *alone.tasks, *(policy.name for policy in alone.policies)]
+        return alone, "-".join(Path(word.rpartition(":")[2]).name for word in words)[:120]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +186,9 @@ class BenchModel(Device):
 class BenchPolicy(BenchModel):
     """What `unmask bench step` and `generate` measure: a model, and how positions are chosen."""
 
-    policy: str | None = option(None, "Which positions to commit. [default: fixed, passes = block size / 4]")
+    policy: str | None = option(
+        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]"
+    )
     set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
 
     def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
@@ -161,7 +204,8 @@ def choose_policy(spec: ModelSpec, name: str | None, pairs: Sequence[str] = ()) 
     from unmask import policies
     from unmask.engine.plan import preset_name
 
-    return policies.resolve(name, preset_name(spec), parameters=parse_fields(pairs))
+    known = None if name is None else policies.named(name)
+    return policies.resolve(known, preset_name(spec), parameters=parse_fields(pairs))
 
 
 def with_flags(
@@ -197,6 +241,9 @@ def _parameter(item: Any, hint: Any, default: Any) -> inspect.Parameter:
     if default is not None and default != ():
         help_text += f" [default: {_in_words(default)}]"
     make = typer.Argument if more.pop("argument", False) else typer.Option
+    kinds = {int: "N", float: "X", str: "TEXT"}
+    kind = next((kind for kind in kinds if kind in (hint, *get_args(hint))), None)
+    more.setdefault("metavar", kinds.get(kind))
     annotation = Annotated[hint | None, make(*names, help=help_text, **more)]
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -207,68 +254,12 @@ def _in_words(default: Any) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def read_prompts(typed: list[str] | None, files: list[Path] | None) -> list[str]:
-    """The prompts of a command: its arguments and files, or else the text that is piped in."""
-    prompts = list(typed or [])
-    for path in files or []:
-        prompts += _prompts_in(path)
-    if not prompts and sys.stdin is not None and not sys.stdin.isatty():
-        prompts = [text for text in _prompts_in(Path("-")) if text]
-    if not prompts:
-        raise UnmaskError("no prompt: give one as an argument, with --file, or through a pipe")
-    if "" in prompts:
-        raise UnmaskError(f"prompt {prompts.index('') + 1} of {len(prompts)} is empty")
-    return prompts
-
-
-def _prompts_in(path: Path) -> list[str]:
-    if str(path) == "-":
-        try:
-            return [sys.stdin.read().removesuffix("\n")]
-        except UnicodeDecodeError as error:
-            raise UnmaskError("standard input is not UTF-8 text") from error
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UnmaskError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UnmaskError(f"{path} is not UTF-8 text") from error
-    if path.suffix != ".jsonl":
-        return [text.removesuffix("\n")]
-    return [_prompt_in(line, f"{path}:{number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-
-
-def _prompt_in(line: str, place: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise UnmaskError(f"{place} is not JSON: {error}") from error
-    prompt = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(prompt, str):
-        raise UnmaskError(f"{place} must be a string, or an object with a string under 'prompt'")
-    return prompt
-
-
 def from_extra(module: str, extra: str, what: str) -> ModuleType:
     """A module that an extra is for; raises an error of one line if a package that it needs is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UnmaskError(f"{what} needs {error.name}, which is missing: pip install 'unmask[{extra}]'") from error
-
-
-def complaint_of(error: Any) -> str:
-    """Typer's message about a wrong command, with the wrong value, which newer releases leave out."""
-    message, found = error.format_message(), getattr(error.__cause__, "errors", list)()
-    value = str(found[0]["input"]) if found else ""
-    if not value or repr(value) in message:
-        return message
-    repeated = (
-        "; the flag may be repeated"
-        if "," in value and getattr(getattr(error, "param", None), "multiple", False)
-        else ""
-    )
-    return f"{message}, got {value!r:.80}{repeated}"
 
 
 def parse_fields(pairs: Sequence[str]) -> dict[str, Any]:
@@ -318,6 +309,17 @@ def requests_for(llm: Generator, texts: list[str], *, chat: bool, infill: bool, 
         raise UnmaskError("--chat and --infill exclude each other")
     prompts: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else list(texts)
     return [llm.request(prompt, infill=infill, **options) for prompt in prompts]
+
+
+def hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
+    """A note where a checkpoint that was trained on conversations continues `plain` prompts; None where none is due."""
+    named = any(word in llm.spec.name.lower() for word in ("instruct", "chat"))
+    if not plain or not named or llm.codec.chat_template is None:
+        return None
+    # A prompt with special tokens in it was put into a template by hand.
+    if any(llm.codec.special_ids & {*llm.codec.encode(text, special=False)} for text in texts):
+        return None
+    return f"{llm.spec.name} answers messages; with --chat the prompt goes through its chat template"
 
 
 @contextlib.contextmanager

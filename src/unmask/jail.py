@@ -14,7 +14,6 @@ import ctypes
 import gc
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -34,7 +33,10 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 
 _CLONE_NEWNS, _NOSUID_NODEV_NOEXEC = 0x20000, ctypes.c_ulong(2 | 4 | 8)
 _NO_CAPABILITIES = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 _NOTHING = (ctypes.c_ulong(0),) * 4
-_LIBC = ctypes.CDLL(None)  # before the first fork, to do it once
+if sys.platform != "win32":  # where the names above are read, and nothing runs
+    import resource
+
+    _LIBC = ctypes.CDLL(None)  # before the first fork, to do it once
 
 
 def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:

@@ -33,6 +33,10 @@ class Registry(Generic[T]):
 
         return add
 
+    def adopt(self, name: str, cls: type[T]) -> None:
+        """Know the class by this name alone, whatever it registered itself as."""
+        self._classes = {known: found for known, found in self._classes.items() if found is not cls} | {name: cls}
+
     def names(self) -> list[str]:
         return sorted({*self._classes, *self._plugins})
 

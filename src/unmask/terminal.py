@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, counted
 from unmask.live import CanvasView, decoded, visible
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from unmask.engine.generator import Generator as Model
     from unmask.engine.scheduler import Request
     from unmask.evals.cell import Cell
+    from unmask.evals.run import Finished
     from unmask.evals.run import Progress as EvalProgress
-    from unmask.report.table import Column, Shown
-    from unmask.report.table import Table as Described
     from unmask.types import Output, StepEvent
 
 
@@ -73,8 +72,8 @@ def show_answer(
     if live:
         show(output)
     usage, seconds = output.usage, time.perf_counter() - began
-    cost = f"{usage.completion_tokens} tokens, {usage.forward_passes} forward passes, {seconds:.1f} s"
-    _stderr().print(cost, style="dim")
+    cost = f"{counted(usage.completion_tokens, 'token')}, {counted(usage.forward_passes, 'forward pass')}"
+    _stderr().print(f"{cost}, {seconds:.1f} s", style="dim")
     return output
 
 
@@ -117,8 +116,9 @@ def progress(prompts: int) -> Generator[Callable[[StepEvent], None]]:
             passes += 1
             tokens += len(event.committed) - len(event.remasked)
             finished += event.finished
-            done = f"{finished} of {prompts} prompts done"
-            bar.update(task, description=f"decoding: {tokens} tokens in {passes} passes, {done}")
+            done = f"{finished} of {counted(prompts, 'prompt')} done"
+            made = f"{counted(tokens, 'token')} in {counted(passes, 'pass')}"
+            bar.update(task, description=f"decoding: {made}, {done}")
 
         yield on_step
 
@@ -139,6 +139,7 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
     options: dict[str, Any] = {"transient": True, "disable": not console.is_terminal, "speed_estimate_period": 600.0}
     with Progress(*columns, console=console, **options) as bar:
         task, began, said = bar.add_task("loading", total=1.0), time.monotonic(), time.monotonic()
+        began_at = 0.0  # share of the run
 
         def say(line: str) -> None:
             nonlocal said
@@ -151,23 +152,33 @@ def eval_progress() -> Generator[dict[str, Callable[[Any], None]]]:
             say(f"loading {model}")
 
         def on_progress(now: EvalProgress) -> None:
-            nonlocal began
+            nonlocal began, began_at
             if now.cell.key not in labels:
                 labels.update(_labels_of(now.beside))
-            began = began if first else time.monotonic()
+            if not first:  # cells that were there before took no time
+                began, began_at = time.monotonic(), now.share
             latest[now.cell.key] = now.done
             decoded = sum(done - first.setdefault(key, done) for key, done in latest.items())
             rate = decoded / max(1e-9, time.monotonic() - began)
             reused = f" ({now.reused} reused)" if now.reused else ""
             place = f", {rate:.3g} items/s on {now.status}" if now.status else ""
             what = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {labels[now.cell.key]}"
-            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {now.items} items{place}")
+            items = counted(now.items, "item")
+            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {items}{place}")
+            done = f"{100 * now.share:.0f} % done{_left(now.share - began_at, now.share, time.monotonic() - began)}"
             if now.done == now.items:
-                say(f"{what}, {now.items} items{place}, {100 * now.share:.0f} % done")
+                say(f"{what}, {items}{place}, {done}")
             elif time.monotonic() - said > LINE_S:
-                say(f"{what}, {now.done} of {now.items} items{place}, {100 * now.share:.0f} % done")
+                say(f"{what}, {now.done} of {items}{place}, {done}")
 
         yield {"on_progress": on_progress, "on_load": on_load}
+
+
+def _left(done: float, share: float, seconds: float) -> str:
+    """The time left in words, as far as `done`, the share that took these seconds, tells; empty where it does not."""
+    if done <= 0.0 or share >= 1.0:
+        return ""
+    return f", {timedelta(seconds=round((1.0 - share) * seconds / done))} left"
 
 
 def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
@@ -192,7 +203,7 @@ def batch_progress() -> Generator[Callable[[BatchProgress], None]]:
         def on_progress(now: BatchProgress) -> None:
             nonlocal told
             finished = now.before + now.done
-            line = f"{finished} of {now.total} requests"
+            line = f"{finished} of {counted(now.total, 'request')}"
             if now.done:
                 left = timedelta(seconds=round((now.total - finished) * now.seconds / now.done))
                 line += f", {now.done / now.seconds:.1f} a second, {left} left"
@@ -207,10 +218,14 @@ def batch_progress() -> Generator[Callable[[BatchProgress], None]]:
 def summary_of(batch: BatchProgress) -> str:
     """What a batch came to."""
     if not batch.done:
-        return f"nothing left to do: all {batch.total} requests are answered"
-    before = f"; {batch.before} were answered before" if batch.before else ""
-    cost = f"{batch.tokens} tokens, {batch.passes} forward passes, {batch.seconds:.1f} s"
-    return f"{batch.done} requests, {batch.failed} of them failed, {cost}{before}"
+        return (
+            "nothing left to do: the request is answered"
+            if batch.total == 1
+            else f"nothing left to do: all {batch.total} requests are answered"
+        )
+    before = f"; {batch.before} {'was' if batch.before == 1 else 'were'} answered before" if batch.before else ""
+    cost = f"{counted(batch.tokens, 'token')}, {counted(batch.passes, 'forward pass')}, {batch.seconds:.1f} s"
+    return f"{counted(batch.done, 'request')}, {batch.failed} of them failed, {cost}{before}"
 
 
 def is_terminal(stream: Any) -> bool:
@@ -235,7 +250,8 @@ def converse(talk: Conversation, about: Callable[[list[str]], str | None], *, li
     """
     interactive, told, aside = is_terminal(sys.stdin), None, _stderr()
     if interactive:
-        import readline  # noqa: F401  (line editing and history for input())
+        with suppress(ImportError):  # Windows
+            import readline  # noqa: F401  (line editing and history for input())
 
         commands = "/reset forgets the conversation, /help lists the commands; end of input or /quit leaves"
         aside.print(commands, style="dim")
@@ -276,46 +292,14 @@ def show_policies(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
-PIPE = 160  # width of a line, in letters, where there is no terminal
-
-
-def show_tables(tables: list[Described]) -> None:
-    """The tables of a report. A number is never folded, words may be.
-
-    A narrow screen leaves out columns from the right until the rest fits, and says so.
-    """
-    console = Console(highlight=False)
-    screen = console.width if console.is_terminal else PIPE
-    for described in tables:
-        rows, columns = described.shown(), described.columns
-        widths = [_least_width(column, [str(row[at]) for row in rows]) for at, column in enumerate(columns)]
-        # A space before the first column and after the last one, three spaces between two.
-        ends = [end - 1 for end in accumulate(width + 3 for width in widths)]
-        fitting = max(1, sum(end <= screen for end in ends)) if console.is_terminal else len(columns)
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column, width in zip(columns[:fitting], widths, strict=False):
-            side, whole = ("left", False) if column.decimals is None else ("right", True)
-            table.add_column(Text(column.title), justify=side, no_wrap=whole, min_width=width)
-        for number, row in enumerate(rows):
-            if number in described.sections:
-                table.add_section()
-            table.add_row(*(_place(shown) for shown in row[:fitting]))
-        console.width = max(screen, ends[fitting - 1])
-        console.print(Text(described.title, style="bold"), table, sep="\n")
-        notes = list(described.notes)
-        if left_out := ", ".join(column.title for column in columns[fitting:]):
-            notes.insert(0, f"No room here for: {left_out}. A wider screen or a pipe shows all.")
-        console.print(*(Text(note, style="dim") for note in notes), "", sep="\n")
-
-
-def _least_width(column: Column, texts: list[str]) -> int:
-    """The width that a column needs: a number with its interval is never folded, nor is a word."""
-    parts = [column.title, *texts]
-    return max(len(part) for text in parts for part in (text.split() if column.decimals is None else [text]))
-
-
-def _place(shown: Shown) -> Text:
-    return Text.assemble((shown.text, "bold" if shown.best else ""), f" {shown.interval}" if shown.interval else "")
+def note_finished(run: Finished, folder: Path) -> None:
+    """What came of a run beside its numbers: cells that were there before, and what changed since."""
+    if run.reused:
+        note(f"cells reused: {', '.join(f'{count} from {name}' for name, count in run.reused.items())}")
+    elif not run.new_cells:
+        note(f"nothing left to do: {folder} is complete")
+    if run.changed:
+        note(f"since it was measured, the {' and '.join(run.changed)} changed; --fresh measures it anew")
 
 
 def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
@@ -333,5 +317,25 @@ def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(text(row[name]) for name in names))
+    console, wide = Console(highlight=False), Console(highlight=False, width=10_000)
+    shown: Table | Group = table
+    if console.is_terminal and wide.measure(table).maximum > console.width:
+        shown = _turned(names, [[text(row[name]) for name in names] for row in rows], console.width)
     # Nothing is folded or left out, however narrow the screen.
-    Console(highlight=False, width=10_000).print(Text(title, style="bold"), table, sep="\n")
+    wide.print(Text(title, style="bold"), shown, sep="\n")
+
+
+def _turned(names: list[str], rows: list[list[str]], screen: int) -> Group:
+    """The same table for a narrow screen: a line for each measure, and as many measurements side by side as fit."""
+    first, widest = max(map(len, names)), max(len(text) for row in rows for text in row)
+    together = max(1, (screen - first - 2) // (widest + 3))
+    tables = []
+    for begin in range(0, len(rows), together):
+        part = rows[begin : begin + together]
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
+        for justify in ("left", *["right"] * len(part)):
+            table.add_column(justify=justify, no_wrap=True)  # ty: ignore[invalid-argument-type]
+        for at, name in enumerate(names):
+            table.add_row(name, *(row[at] for row in part))
+        tables.append(table)
+    return Group(*tables)

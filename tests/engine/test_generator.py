@@ -321,6 +321,17 @@ def test_a_conversation_can_be_streamed(toy):
     assert events[-1].output == toy.chat(messages, max_tokens=30)
 
 
+def test_infilled_texts_do_not_run_together_where_special_tokens_stood(toy):
+    written = "one<|eot_id|>two<|answer|>Every m{}sked letter"
+    assert toy.infill(written.format("[MASK]")).text == written.format("a")
+
+
+def test_special_tokens_at_the_ends_and_in_holes_are_no_text(toy):
+    out = toy.infill(f"<|answer|>{SENTENCE}[MASK]<|eot_id|>")
+    assert out.text == SENTENCE
+    assert out.token_ids[-2] == toy.spec.eos_id
+
+
 def test_the_length_of_an_infilled_text_cannot_be_chosen(toy):
     with pytest.raises(UnmaskError, match="does not apply"):
         toy.infill("a [MASK]", max_tokens=3)

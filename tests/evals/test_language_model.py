@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -178,3 +181,18 @@ def test_the_settings_own_stops_apply_to_benchmarks_too():
     assert answer_to({}, until=["guess"], stop=(" letter",)) == "Every masked"
     full_stop = unmask.load("toy").codec.encode("m", special=False)[0]
     assert answer_to({}, until=["guess"], stop_token_ids=(full_stop,)) == "Every "
+
+
+@pytest.mark.slow
+def test_lm_evals_own_command_knows_our_model(tmp_path: Path):
+    task = choice_task(tmp_path)
+    command = [sys.executable, "-m", "unmask.lm_eval", "--model", "unmask", "--device", "cpu", "--tasks", task]
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    known = "pretrained=toy,policy=threshold,max_tokens=16"
+    done = subprocess.run([*command, "--model_args", known], capture_output=True, text=True, env=offline, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "which_sentence" in done.stdout
+    wrong = [*command, "--model_args", "pretrained=toy,policy=tresholds"]
+    done = subprocess.run(wrong, capture_output=True, text=True, env=offline, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("unmask: unknown policy 'tresholds'; did you mean 'threshold'?")

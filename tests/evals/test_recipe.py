@@ -205,7 +205,7 @@ def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
         ({"tasks": ["sudoku", "sudoku"]}, "tasks has 'sudoku' twice"),
         ({"limit": 0}, "limit must be a whole number of at least 1, got 0"),
         ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
-        ({"shots": 3}, "shots is given, but sudoku take none"),
+        ({"shots": 3}, "shots is given, but there are none for sudoku"),
         ({"table": "mian"}, "unknown table 'mian'; did you mean 'main'?"),
         ({"data_dir": "/not/there"}, "data_dir /not/there is not a folder"),
         ({"allow_unsandboxed": "yes"}, "allow_unsandboxed must be true or false"),

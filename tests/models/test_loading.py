@@ -35,6 +35,26 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(values | changes))
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_in_place_of_a_file_is_named(llada_folder: Path, name: str) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 16060522904\n"
+    (llada_folder / name).write_text(pointer)
+    message = refusal(llada_folder)
+    assert f"{name}: is a Git LFS pointer" in message
+    assert "git lfs pull" in message
+
+
+@pytest.mark.parametrize(
+    ("address", "way"),
+    [
+        ("https://huggingface.co/GSAI-ML/LLaDA-8B-Instruct", "the name on the hub, GSAI-ML/LLaDA-8B-Instruct"),
+        ("https://hf.co/org/name/tree/main", "org/name and the revision main"),
+    ],
+)
+def test_an_address_on_the_hub_is_answered_with_the_name(address: str, way: str) -> None:
+    assert refusal(address).endswith(way)
+
+
 def test_a_llada_folder_tells_the_engine_what_it_needs(llada_folder: Path) -> None:
     loaded = load_model(str(llada_folder), device="cpu")
     spec = loaded.model.spec

@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from synthetic_runs import cell_of, describe, write
 
-from unmask import terminal
+from unmask import screen
 from unmask.cli import run
 from unmask.report import plots, report
 from unmask.report.runs import read_runs
@@ -109,7 +110,7 @@ def test_latex_escapes_what_would_break_it():
 
 
 def test_the_terminal_has_bold_on_a_screen_and_plain_text_in_a_pipe(capsys):
-    terminal.show_tables([TABLE])
+    screen.show_tables([TABLE])
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     lines = [line.rstrip() for line in printed.splitlines()]
@@ -126,23 +127,23 @@ class Screen(io.StringIO):
         return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue())
 
 
-def shown(monkeypatch, tables, width):
+def shown(monkeypatch, tables, width, **options):
     """What a terminal of that width gets."""
-    screen = Screen()
+    window = Screen()
     with monkeypatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm")
-        patch.setattr(sys, "stdout", screen)
-        terminal.show_tables(tables)
-    return screen
+        patch.setattr(sys, "stdout", window)
+        screen.show_tables(tables, **options)
+    return window
 
 
 def test_a_narrow_terminal_folds_words_and_breaks_no_number(monkeypatch):
-    screen = shown(monkeypatch, [TABLE], 50)
+    window = shown(monkeypatch, [TABLE], 50)
     for part in ("mean_field", "82.0", "[78.4, 85.1]", "4.90×", "11.2", "entropy"):
-        assert part in screen.plain
-    assert "…" not in screen.plain
-    assert "\x1b[1m82.0" in screen.getvalue()
+        assert part in window.plain
+    assert "…" not in window.plain
+    assert "\x1b[1m82.0" in window.getvalue()
 
 
 def test_a_column_without_room_is_named(monkeypatch):
@@ -151,6 +152,23 @@ def test_a_column_without_room_is_named(monkeypatch):
     assert "4.90×" not in plain
     assert "No room here for: speed-up, NFE." in plain
     assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40
+
+
+def test_intervals_make_room_for_columns_where_these_matter_more(monkeypatch):
+    plain = shown(monkeypatch, [TABLE], 44, keep_columns=True).plain
+    for part in ("82.0", "4.90×", "11.2"):
+        assert part in plain
+    assert "[78.4, 85.1]" not in plain
+    assert "No room here for: intervals." in plain
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 44
+
+
+def test_a_narrow_terminal_names_in_the_title_what_all_rows_share(monkeypatch):
+    columns = [Column("model", "model"), Column("task", "task"), *COLUMNS]
+    rows = [row | {"model": "tiny", "task": "sudoku"} for row in TABLE.rows]
+    plain = shown(monkeypatch, [replace(TABLE, columns=columns, rows=rows, title="t")], 50).plain
+    assert plain.startswith("tiny, sudoku: t\n")
+    assert "11.2" in plain
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -171,7 +189,7 @@ def test_an_ablation_fits_the_screen_without_breaking_a_figure(tmp_path, monkeyp
 def test_words_in_a_pipe_are_folded_before_a_line_gets_too_long(capsys):
     columns = [Column(key, key) for key in ("claim", "holds", "fails")] + COLUMNS[1:2]
     row = dict.fromkeys(("claim", "holds", "fails"), "tiny, sudoku, block 82; " * 12) | {"accuracy": 1}
-    terminal.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
+    screen.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
     lines = capsys.readouterr().out.splitlines()
     assert 120 < max(len(line) for line in lines) <= 160
 
@@ -238,12 +256,42 @@ def test_the_figure_of_curves_has_axes_a_legend_and_every_policy(study):
 def test_no_two_policies_look_alike():
     assert len(set(plots.LOOKS.values())) == len(plots.LOOKS)
     assert len({marker for _, marker, _ in plots.LOOKS.values()}) == len(plots.LOOKS)
-    assert plots.OTHER not in {colour for colour, _, _ in plots.LOOKS.values()}
+    assert not {*plots.OTHERS} & {colour for colour, _, _ in plots.LOOKS.values()}
 
 
 def cells_at(run):
     (found,) = read_runs([run])
     return found.cells
+
+
+def test_two_dozen_lines_are_told_apart_and_named_where_they_end(tmp_path):
+    names = [*plots.LOOKS, *(f"rule_{number}" for number in range(10))]
+    for number, policy in enumerate(names):
+        write(tmp_path / "run", cell_of(policy), passes=8.0 + number % 3, right=0.5 + 0.002 * number)
+    figure = plots.figure("main", cells_at(tmp_path / "run"))
+    (panel,) = figure.axes
+    looks = {(line.get_color(), line.get_marker()) for line in figure.legends[0].get_lines()}
+    assert len(looks) == len(names) == 24
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert 0 <= legend.y0 < legend.y1 <= figure.bbox.y1
+    boxes = {text.get_text(): text.get_window_extent() for text in panel.texts}
+    assert set(boxes) == set(names)
+    frame = panel.get_window_extent()
+    for name, box in boxes.items():
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1, name
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1, name
+        assert not [other for other in boxes if other != name and boxes[other].overlaps(box)], name
+
+
+def test_a_picture_is_a_pdf_on_request(study, tmp_path):
+    files = report([study], out=tmp_path / "a", formats=("pdf",)).files
+    again = report([study], out=tmp_path / "b", formats=("pdf",)).files
+    assert len(files) == 3
+    assert all(path.read_bytes().startswith(b"%PDF") for path in files)
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in again]
+    assert not [path for path in report([study], out=tmp_path / "c").files if path.suffix == ".pdf"]
 
 
 def test_main_has_a_picture_with_every_row_and_ticks_enough(tmp_path):
@@ -286,7 +334,7 @@ def test_the_command_prints_one_format_and_writes_all(study, tmp_path, capsys):
     ("flags", "message"),
     [
         (["--format", "png"], "png needs --out DIR"),
-        (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, png, svg, terminal"),
+        (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, pdf, png, svg, terminal"),
         (["--format", "csv", "--format", "json"], "one format can be printed, got csv, json; --out DIR writes several"),
         (["--out", "here", "--format", "terminal"], "unknown format 'terminal'; to write: csv"),
     ],

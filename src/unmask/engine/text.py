@@ -92,8 +92,15 @@ def continued(canvas: Canvas, ending: Ending) -> Output:
 
 
 def infilled(canvas: Canvas, ending: Ending) -> Output:
-    """The result of an infilling: the whole text."""
-    text = ending.codec.decode(canvas.tokens)
+    """The result of an infilling: the whole text.
+
+    A special token between two texts is shown as it was written, so that they do not run together. One at either end,
+    or in a hole, is left out.
+    """
+    special, holes = ending.codec.special_ids, set(canvas.holes)
+    kept = [token for place, token in enumerate(canvas.tokens) if token not in special or place not in holes]
+    texts = [place for place, token in enumerate(kept) if token not in special]
+    text = ending.codec.decode(kept[texts[0] : texts[-1] + 1], special=True) if texts else ""
     return _output(canvas, ids=list(canvas.tokens), text=text, completion=len(canvas.holes), reason="stop")
 
 

@@ -32,7 +32,7 @@ def _cell(
     recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo, task: str, choice: PolicyChoice, settings: dict[str, Any]
 ) -> Cell:
     column = task if task in PRESET_TASKS else None
-    policy = policies.resolve(choice.name, model.preset, task=column, parameters=choice.parameters)
+    policy = policies.resolve(policies.named(choice.name), model.preset, task=column, parameters=choice.parameters)
     about = _of_task(recipe, task, model)
     given, known = settings | choice.settings, model.recommended | about.pop("settings", {})
     resolved = policies.resolve_settings(policy, model.preset, given, task=column, recommended=known).to_dict()

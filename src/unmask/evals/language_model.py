@@ -17,7 +17,7 @@ from unmask.errors import UnmaskError
 from unmask.evals.executor import answer
 from unmask.evals.harness import question_of, responses_of
 from unmask.evals.loop import batches
-from unmask.policies import Policy
+from unmask.policies import Policy, named
 from unmask.settings import Settings
 
 
@@ -49,6 +49,7 @@ class UnmaskLM(LM):
         self.batch_size = int(batch_size or 1)
         loaded = pretrained if isinstance(pretrained, Generator) else load(pretrained, device=device, dtype=dtype)
         self.llm: Generator = loaded
+        policy = named(policy) if isinstance(policy, str) else policy
         self._plan = plan(loaded.model, policy, settings, fields)
         self._template = template
 

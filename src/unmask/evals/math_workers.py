@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import re
 import signal
@@ -73,26 +74,37 @@ def close() -> None:
 
 def serve() -> None:
     """The worker: answer until the input ends."""
-    import resource
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system has this limit
+        import resource
 
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with contextlib.suppress(ValueError, OSError):  # not every system has this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20, MEMORY_MIB * 2**20))
     questions = {"equivalent": _equivalent, "verified": _verified}
     answers, sys.stdout = sys.stdout, sys.stderr  # a line that a package prints is no answer
-    signal.setitimer(signal.ITIMER_REAL, START_S)
+    _end_after(START_S)
     found = _equivalent("1", "1.0") and _verified("$1$", "$1$")  # loads their packages before a question is timed
     while True:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _end_after(0)
         print(json.dumps(bool(found)), file=answers, flush=True)
         if not (line := sys.stdin.readline()):
             break
         question, first, second, timeout_s = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        _end_after(timeout_s)
         try:
             found = questions[question](first, second)
         except Exception:  # what cannot be read is not equal
             found = False
+
+
+def _end_after(seconds: float) -> None:
+    """End this process when so many seconds have passed; 0 takes it back."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    elif seconds:  # Windows
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _equivalent(first: str, second: str) -> bool:

@@ -7,7 +7,7 @@ key. `expand.py`, which knows the model, fills in what a recipe leaves out.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
@@ -114,8 +114,8 @@ def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
 def parse(
     values: Mapping[str, Any], flags: Mapping[str, Any] | None = None, *, source: str = "recipe", name: str = "recipe"
 ) -> Recipe:
-    """The recipe in plain data; flags count as in `read`."""
-    with _at(source):
+    """The recipe in plain data; flags count as in `read`. Errors begin with the `source`, unless it is empty."""
+    with _at(source) if source else nullcontext():
         _check_keys("recipe key", values, _KEYS)
         typed = _in_plural(flags or {})
         given = _in_plural(values) | typed
@@ -129,7 +129,7 @@ def parse(
             **{key: _plain(key, given[key]) for key in (*_LEAST, *_TRUTHS, *_TEXTS) if key in given},
         )
         if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
-            raise UnmaskError(f"shots is given, but {', '.join(recipe.tasks)} take none")
+            raise UnmaskError(f"shots is given, but there are none for {', '.join(recipe.tasks)}")
     return recipe
 
 
@@ -201,7 +201,7 @@ def _policy(item: Any) -> PolicyChoice:
     settings = {key: given.pop(key) for key in list(given) if key in SETTINGS}
     _check_keys(f"parameter of {name}", (key for key in given if key in _FOREIGN), ())
     with _at("policy"):
-        policies.get(name, **given)
+        policies.get(policies.named(name), **given)
     return PolicyChoice(name=name, parameters=given, settings=_settings(settings))
 
 

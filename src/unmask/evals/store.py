@@ -71,6 +71,13 @@ class CellFolder:
         path = self.folder / DONE
         return path.exists() and _read(path) == _summary(self.folder)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether no item is left, be it by an older version, whose done.json has no digest: good for a report."""
+        path = self.folder / DONE
+        counted = {"items": len(self.generations)} if self.generations.keys() == self.scores.keys() else None
+        return path.exists() and _read(path) in (counted, _summary(self.folder))
+
     def note(self, **values: Any) -> None:
         """Add to the notes on how the cell was measured."""
         self.about |= values
@@ -112,15 +119,12 @@ def _damage(folder: Path) -> str:
     """
     try:
         found = CellFolder(folder)
-        done = _read(folder / DONE) if (folder / DONE).exists() else None
+        fine = not (folder / DONE).exists() or found.has_all
     except UnmaskError as error:
         return str(error)
     if found.cell.key != folder.name:
         return f"{folder} is damaged: its {CELL} describes another cell"
-    without_digest = {"items": len(found.generations)}
-    if done in (None, _summary(folder)) or (done == without_digest and found.generations.keys() == found.scores.keys()):
-        return ""
-    return f"{folder} is damaged: its items or scores are not those that {DONE} lists"
+    return "" if fine else f"{folder} is damaged: its items or scores are not those that {DONE} lists"
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from unmask.policies.eb import EB
 from unmask.policies.entropy import Entropy
 from unmask.policies.factor import Factor
 from unmask.policies.fixed import Fixed
+from unmask.policies.from_file import named
 from unmask.policies.hierarchical import Hierarchical
 from unmask.policies.klass import Klass
 from unmask.policies.local_leap import LocalLeap
@@ -76,6 +77,7 @@ __all__ = [
     "joined_state",
     "most_commits",
     "name_of",
+    "named",
     "names",
     "needs_of",
     "owner_of",

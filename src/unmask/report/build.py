@@ -21,6 +21,7 @@ from unmask.report.tables import DETAILS, cell_record
 SCHEMA = "unmask.report/1"
 TEXTS = {"markdown": markdown, "csv": csv_text, "latex": latex}
 FORMATS = (*TEXTS, "json", *plots.FILES)
+USUAL = tuple(form for form in FORMATS if form != "pdf")  # of a report that does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,10 +67,10 @@ def check_formats(formats: Sequence[str], *, printed: bool) -> tuple[str, ...]:
             raise UnmaskError(f"{form} needs --out DIR: a figure cannot be printed")
     if printed and len(formats) > 1:
         raise UnmaskError(f"one format can be printed, got {', '.join(formats)}; --out DIR writes several")
-    return tuple(form for form in formats if form != "terminal") if printed else tuple(formats) or FORMATS
+    return tuple(form for form in formats if form != "terminal") if printed else tuple(formats) or USUAL
 
 
-def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequence[str] = FORMATS) -> Report:
+def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequence[str] = USUAL) -> Report:
     """Read runs and make their tables; with `out`, also write them there in these formats, figures included."""
     if out is not None:
         check_formats(formats, printed=False)

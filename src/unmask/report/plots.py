@@ -1,4 +1,6 @@
-"""Figures of the studies. Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers differ too.
+"""Figures of the studies. A policy has a colour, a marker and its name at the end of its line, beside a legend.
+
+Colours are Okabe and Ito's and Tol's, which colour-blind readers can tell apart.
 
 The same numbers give the same file, byte for byte: no dates, no random ids, the fonts that matplotlib carries.
 """
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnmaskError
 from unmask.report.compare import Cells, baseline_of, groups, questions, sweep_of, sweeps
+from unmask.report.end_labels import name_ends
 from unmask.report.labels import changes, labels, with_parameters
 from unmask.report.measured import Measured, value_of
 from unmask.report.statistics import Estimate
@@ -22,25 +25,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FILES = ("png", "svg")
+FILES = ("png", "svg", "pdf")
 FIGURES = dict.fromkeys(("main", "curves"), "accuracy against forward passes")  # kind of study -> title
 FIGURES |= {"blocks": "block size", "sensitivity": "sensitivity of mean-field"}
 KNOBS = {"threshold": "threshold τ", "iterations": "updates R", "block_size": "block size (tokens)"}
 AXES = KNOBS | {"passes": "forward passes per item (NFE)", "accuracy": "accuracy (%)"}
+NAMELESS: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+NAMELESS["pdf"] = {"CreationDate": None, "Creator": None, "Producer": None}
 CLOSE, FAST = 12, 2.2  # the close-up: points of accuracy below the best, and passes over the fewest
 
-# Policy -> colour, marker, line. Where the colours come back, the lines are dashed.
-COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-SOLID = zip(("threshold", "factor", "eb", "klass", "local_leap", "dawn"), COLOURS, "sD^vPX", strict=True)
-DASHED = zip(("dapd", "wino", "fixed", "entropy", "margin", "random"), COLOURS, "<>*phd", strict=True)
+# Policy -> colour, marker, line: solid for policies that choose how many, dashed for a fixed number a pass.
+COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#332288", "#117733", "#999933")
+CHOOSING = ("threshold", "factor", "eb", "klass", "local_leap", "dawn", "cumulative", "dapd", "wino")
+SOLID = zip(CHOOSING, COLOURS, "sD^vPX8<>", strict=True)
+DASHED = zip(
+    ("fixed", "entropy", "margin", "random"), ("#AA4499", "#B8860B", "#44AA99", "#666666"), "*phd", strict=True
+)
 LOOKS = {"mean_field": ("#D55E00", "o", "-")}
 LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
-OTHER = "#882255"  # a policy that is not known here, or a second line of one that is; its marker is a number
+# Of policies that are not known here, and second lines of those that are; their markers are numbers.
+OTHERS = ("#882255", "#8B4513", "#6A3D9A", "#2F4F4F", "#D81B60", "#5D6D00")
+ENTRY = 0.2  # inches of a line of the legend
 SIZES = {"*": 9, "P": 7, "X": 7, "$": 8}  # of markers that look small
 
 STYLE: dict[Any, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "savefig.dpi": 160}
 STYLE |= {"lines.linewidth": 1.3, "lines.markeredgewidth": 0.4}
-STYLE |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask"}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "svg.hashsalt": "unmask", "pdf.fonttype": 42}
 STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
 
 
@@ -79,15 +89,15 @@ def draw(kind: str, cells: Cells, folder: Path, formats: Sequence[str]) -> list[
         with matplotlib.rc_context(STYLE):
             if (found := figure(kind, done)) is None:
                 continue
-            title = f"{done[0].model}, {done[0].cell.task}: {FIGURES[kind]} ({done[0].done:,} items, 95 % intervals)"
+            items = "1 item" if done[0].done == 1 else f"{done[0].done:,} items"
+            title = f"{done[0].model}, {done[0].cell.task}: {FIGURES[kind]} ({items}, 95 % intervals)"
             found.suptitle(title, x=0.01, ha="left", fontsize="large")
             name = file_name(f"{kind}-{done[0].model}-{done[0].cell.task}", [path.stem for path in written])
             folder.mkdir(parents=True, exist_ok=True)
             for form in formats:
                 written.append(folder / f"{name}.{form}")
                 # Neither a date nor the software's version: the file depends on the numbers alone.
-                nameless = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-                found.savefig(written[-1], format=form, metadata=nameless)
+                found.savefig(written[-1], format=form, metadata=NAMELESS[form])
     return written
 
 
@@ -98,14 +108,23 @@ def figure(kind: str, cells: Cells) -> Figure | None:
     grid = _grid(kind, cells)
     if not grid:
         return None
-    found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), 3.4 * len(grid) + 0.8), layout="constrained")
+    height = max(3.4 * len(grid) + 0.8, ENTRY * len({name for panel in grid[0] for name, _ in panel.lines}) + 0.8)
+    found = Figure(figsize=(max(7.0, 4.4 * len(grid[0]) + 1.4), height), layout="constrained")
     # All knobs share one scale, so that a knob that hardly matters looks like it.
     axes = found.subplots(len(grid), len(grid[0]), squeeze=False, sharey="col")
-    drawn = {}
-    for one, panel in zip(axes.flat, chain.from_iterable(grid), strict=True):
+    drawn, panels = {}, list(zip(axes.flat, chain.from_iterable(grid), strict=True))
+    for one, panel in panels:
         drawn |= _draw(one, panel)
     found.legend(drawn.values(), drawn.keys(), loc="outside right center")
+    found.suptitle(" ", fontsize="large")  # its room counts in the layout
+    name_ends(found, [(one, [_end(drawn[name], name, panel) for name, _ in panel.lines]) for one, panel in panels])
     return found
+
+
+def _end(line: Any, name: str, panel: Panel) -> tuple[str, str, list[tuple[float, float]]]:
+    """The name, the colour and the points of a line."""
+    cells = dict(panel.lines)[name]
+    return name, line.get_color(), [(_value(cell, panel.x).value, _value(cell, panel.y).value) for cell in cells]
 
 
 def _grid(kind: str, cells: Cells) -> list[list[Panel]]:
@@ -153,14 +172,14 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
     numbers, taken, places = count(1), set(), set[float]()
     for at, (name, cells) in enumerate(panel.lines):
         look = LOOKS.get(cells[0].policy)
-        colour, marker, dash = look = (OTHER, f"${next(numbers)}$", ":") if look is None or look in taken else look
+        colour, marker, dash = look = _numbered(next(numbers)) if look is None or look in taken else look
         taken.add(look)
         x, y = ([_value(cell, axis) for cell in cells] for axis in (panel.x, panel.y))
         places |= {one.value for one in x}
         # Lines over a knob stand a little beside each other, so that equal values do not hide one another.
         shift = 1.025 ** (at - (len(panel.lines) - 1) / 2) if panel.x in KNOBS else 1.0
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": SIZES.get(marker[0], 5.5)}
-        style["markeredgecolor"] = colour if look[0] == OTHER else "white"  # a white edge would hide a number
+        style["markeredgecolor"] = colour if marker[0] == "$" else "white"  # a white edge would hide a number
         style |= {"linestyle": dash if len(cells) > 1 else "none", "ecolor": (colour, 0.4), "elinewidth": 0.8}
         # On top: the policy that the package is about.
         style |= {"zorder": 5 if cells[0].policy == "mean_field" else 3, "xerr": _bars(x), "yerr": _bars(y)}
@@ -183,6 +202,10 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Any]:
         line = axes.axhline(level, color="#666666", linestyle=":", linewidth=1.4, zorder=1)
         drawn[f"{panel.baseline.policy},\none token a pass"] = line
     return drawn
+
+
+def _numbered(number: int) -> tuple[str, str, str]:
+    return OTHERS[(number - 1) % len(OTHERS)], f"${number}$", ":"
 
 
 def _bars(found: Sequence[Estimate]) -> list[list[float]]:

@@ -135,6 +135,7 @@ def results_table(name: str, title: str, keys: set[str], sections: Sections, bas
         columns = [replace(c, wanted="") if c.key in ("tokens_per_second", "speedup") else c for c in columns]
     said = {key: value for key, value in rows[0].items() if key in shared and value not in (None, "none")}
     common = [text.format(said[key]) for key, text in SETTINGS.items() if key in said]
+    common = [text.removesuffix("s") if text in ("1 items", "1 tokens") else text for text in common]
     coarse = "accuracy" in keys and max(cell.cell.items or cell.done for cell in cells) < COARSE
     alike = len({questions(cell) for cell in cells}) == 1
     return Table(

@@ -6,6 +6,7 @@ does not fit. Never runs code from a checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -29,6 +30,10 @@ from unmask.models.quantized import blocks_of, bytes_to_load, check_format, quan
 TINY = Path(__file__).parents[1] / "tiny"
 BUILT_IN = ("tiny", "toy")
 MOST_LAYERS = 1000
+_HUB_PAGE = re.compile(
+    r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/]+/[^/?#]+)(/(tree|blob|resolve)/(?P<revision>[^/?#]+))?"
+)
+_POINTER = b"version https://git-lfs.github.com/spec/"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -88,6 +93,9 @@ def checkpoint_folder(
         if revision is not None:
             raise UnmaskError(f"revision={revision!r} applies to names on the hub, but {name!r} is a folder here")
         return _checked(path)
+    if found := _HUB_PAGE.match(name):
+        at = f" and the revision {found['revision']}" if found["revision"] else ""
+        raise CheckpointError(f"{name}: is an address; give the name on the hub, {found['name']}{at}")
     if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2:
         raise CheckpointError(f"{name}: there is no such folder")
     if near := get_close_matches(name, BUILT_IN, n=1, cutoff=0.7):
@@ -96,7 +104,7 @@ def checkpoint_folder(
 
 
 def _checked(folder: Path) -> Path:
-    """The folder, if reading its files ends: no pipe and no device, and no text without bounds."""
+    """The folder, if reading its files ends (no pipe, no device, no text without bounds) and they were fetched."""
     try:
         for path in folder.iterdir():
             if not any(path.match(pattern) for pattern in DATA_FILES) or not path.exists():
@@ -105,6 +113,10 @@ def _checked(folder: Path) -> Path:
                 raise CheckpointError(f"{path}: is not a regular file")
             if path.suffix != ".safetensors" and path.stat().st_size > MOST_TEXT:
                 raise CheckpointError(f"{path}: is larger than {MOST_TEXT // 2**20} MiB; only weights are")
+            with path.open("rb") as file:
+                if file.read(len(_POINTER)) == _POINTER:
+                    way = f"run `git lfs pull` in {folder}, or load the name on the hub"
+                    raise CheckpointError(f"{path}: is a Git LFS pointer, not the file itself; {way}")
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror or error}") from error
     return folder

@@ -8,6 +8,7 @@ process ends when a template takes too long, and a template that wants more memo
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import signal
 import sys
@@ -79,6 +80,16 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error)[:1000].split()) or type(error).__name__
 
 
+def _end_after(seconds: float) -> None:
+    """End this process when so many seconds have passed; 0 takes it back."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # a signal that is not handled ends a process
+    elif seconds:  # Windows
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def main() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):  # systems without such a limit
         import resource
@@ -86,9 +97,9 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for line in sys.stdin.buffer:
         order = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, order["seconds"])  # its signal ends the process
+        _end_after(order["seconds"])
         answered = json.dumps(answer(order)).encode()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _end_after(0)
         sys.stdout.buffer.write(answered + b"\n")
         sys.stdout.buffer.flush()
 

@@ -42,6 +42,8 @@ class TextCodec:
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.highest_id = max(vocabulary.values(), default=-1)  # in use, added tokens included
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self._longest = max(map(len, vocabulary), default=0)  # characters of a token
         self._growth = _growth_of(tokenizer)
         self.special_tokens = dict(special_tokens or {})  # role, such as eos_token, to the token's text

@@ -1,0 +1,84 @@
+"""What the command line says of a wrong command: one line, in the words of its flags.
+
+Typer and the library under it word errors for programmers, and the engine words advice for Python.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from unmask.errors import UnknownName
+
+# Advice to a programmer -> to a person at a terminal.
+_ADVICE = {
+    "use infill": "use --infill",
+    "pass token= or set HF_TOKEN": "set HF_TOKEN",
+    "use generate() with a prompt of your own": "leave out --chat and write the whole prompt",
+    "; use generate": "; use `unmask generate`",
+}
+_KEYWORD = re.compile(r"\b(dtype|quantize|device|cache|refresh|revision|max_tokens|batch_size)=('[^']*'|[\w.]+)")
+# The validator's words -> ours.
+_WANTED = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+_PLAIN = (
+    (r"Option '(\S+)' requires an argument\.", r"\1 needs a value"),
+    (r"Option '(\S+)' does not take a value\.", r"\1 takes no value"),
+    (r"Got unexpected extra argument\S* \((.*)\)", r"it takes no argument \1"),
+)
+
+
+def in_flags(message: str) -> str:
+    """An error of the library, whose advice is written for Python, as advice on flags."""
+    for ours, typed in _ADVICE.items():
+        message = message.replace(ours, typed)
+    return _KEYWORD.sub(lambda found: f"--{found[1].replace('_', '-')} {found[2].strip(chr(39))}", message)
+
+
+def complaint_of(error: Any) -> str:
+    """What is wrong with the command: the flag, its value, and the way out."""
+    message, ctx, param = str(getattr(error, "message", "")), getattr(error, "ctx", None), getattr(error, "param", None)
+    see = f"see `{ctx.command_path} --help`" if ctx is not None else ""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return message
+    if option := getattr(error, "option_name", None) if message.startswith("No such option") else None:
+        flags = [name for each in ctx.command.params for name in (*each.opts, *each.secondary_opts)] if ctx else []
+        return _unknown("flag", option, [name for name in flags if name.startswith("--")], see)
+    if found := re.match(r"No such command '(.*?)'", message):
+        return str(UnknownName("command", found[1], getattr(ctx.command, "commands", ()) if ctx else ()))
+    if type(error).__name__ == "MissingParameter":
+        return f"{_named(param)} is missing; {see}"
+    if param is not None:
+        return f"{_named(param)} {_wanted(error, message)}"
+    for theirs, ours in _PLAIN:
+        message = re.sub(theirs, ours, message)
+    return f"{message}; {see}" if see else message
+
+
+def _unknown(kind: str, name: str, known: list[str], see: str) -> str:
+    """As UnknownName, without the list, which a command has too many flags for."""
+    begin, mark, _ = str(UnknownName(kind, name, known)).partition("?")
+    return begin + mark if mark else f"unknown {kind} {name!r}; {see}"
+
+
+def _named(param: Any) -> str:
+    flags = [name for name in param.opts if name.startswith("--")]
+    return flags[0] if flags else param.metavar or param.name.upper()
+
+
+def _wanted(error: Any, message: str) -> str:
+    """What a value must be, and the value, which newer releases of typer leave out of the message."""
+    found = getattr(error.__cause__, "errors", list)()
+    value = str(found[0]["input"]) if found else ""
+    if not message.startswith("Input should be "):
+        return f"is wrong: {message}"
+    wanted = message.removeprefix("Input should be ").partition(",")[0]
+    for theirs, ours in _WANTED.items():
+        wanted = wanted.replace(theirs, ours)
+    repeated = "; the flag may be repeated" if "," in value and getattr(error.param, "multiple", False) else ""
+    return f"must be {wanted}, got {value!r:.80}{repeated}"

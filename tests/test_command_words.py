@@ -1,0 +1,120 @@
+"""Help, suggestions and error lines of the command line: our own words, none of them cut."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from unmask import cli
+from unmask.cli import run
+from unmask.models.checkpoint.loading import TINY
+
+COMMANDS = [
+    name.split()
+    for name in (
+        " ",
+        "generate",
+        "chat",
+        "serve",
+        "batch",
+        "eval",
+        "report",
+        "policies",
+        "bench",
+        "bench rule",
+        "bench step",
+        "bench generate",
+        "bench serve",
+        "play",
+        "view",
+    )
+]
+THEIRS = ("Input should be", "Invalid value", "No such", "Got unexpected", "Missing ", "requires an argument")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_into_80_columns_and_cuts_nothing(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*command, "-h"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not [
+        line
+        for line in shown.splitlines()
+        if line.endswith("...") and "ARGS" not in line and "[PROMPT]" not in line and "{RUNS}" not in line
+    ]
+    assert shown.startswith("Usage: unmask ")
+
+
+WRONG = {
+    "unknown flag": (["generate", "x", "--max-token", "5"], "unknown flag '--max-token'; did you mean '--max-tokens'?"),
+    "flag unlike any": (["generate", "x", "--zzz"], "unknown flag '--zzz'; see `unmask generate --help`"),
+    "unknown command": (["generat"], "unknown command 'generat'; did you mean 'generate'?"),
+    "unknown benchmark": (["bench", "stp"], "did you mean 'step'?"),
+    "no number": (["generate", "x", "--temperature", "hot"], "--temperature must be a number, got 'hot'"),
+    "no whole number": (["generate", "x", "--seed", "1.5"], "--seed must be a whole number, got '1.5'"),
+    "too small": (["generate", "x", "--batch-size", "0"], "--batch-size must be at least 1, got '0'"),
+    "no value": (["generate", "x", "--seed"], "--seed needs a value"),
+    "a value too many": (["generate", "x", "--chat=yes"], "--chat takes no value"),
+    "an argument too many": (["policies", "x"], "it takes no argument x; see `unmask policies --help`"),
+    "an argument missing": (["batch"], "IN is missing; see `unmask batch --help`"),
+    "a cache of other models": (["generate", "x", "--model", "toy", "--cache", "exact"], "--cache exact is for"),
+    "an empty prompt": (["generate", "", "--model", "toy"], "the prompt is empty"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_command_is_told_in_our_words(case, capsys):
+    arguments, expected = WRONG[case]
+    assert run(arguments) == 2
+    message = capsys.readouterr().err
+    assert expected in message
+    assert message.count("\n") == 1
+    assert not [words for words in THEIRS if words in message]
+
+
+@pytest.mark.parametrize("arguments", [["-"], ["--file", "-"], []])
+def test_a_prompt_is_read_from_a_pipe(arguments, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("piped\n"))
+    assert run(["generate", "--model", "toy", "--max-tokens", "4", "--json", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"] == 6
+
+
+def test_ids_of_json_lines_come_back(capsys, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "id": "first"}\n{"prompt": "bb", "id": 2}\n"ccc"\n')
+    assert run(["generate", "--model", "toy", "--max-tokens", "4", "--json", "--file", str(path)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.get("id") for line in lines] == ["first", 2, None]
+    assert [line["usage"]["prompt_tokens"] for line in lines] == [2, 3, 4]
+
+
+def test_a_prompt_that_looks_like_a_flag_stays_a_prompt(capsys):
+    assert run(["generate", "--model", "toy", "--max-tokens", "4", "--json", "--", "--json=full"]) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"] == len("--json=full") + 1
+
+
+def test_an_instruct_checkpoint_without_its_template_gets_a_hint(capsys, tmp_path):
+    folder = tmp_path / "Tiny-Instruct"
+    folder.symlink_to(TINY)
+    command = ["generate", "--model", str(folder), "--max-tokens", "4", "Countdown: 3,4,5,12"]
+    for more, hints in (([], 1), (["--chat"], 0)):
+        assert run([*command, *more]) == 0
+        assert capsys.readouterr().err.count("with --chat the prompt goes through its chat template") == hints
+
+
+def test_a_shell_completes_commands_and_flags():
+    words = {"_UNMASK_COMPLETE": "complete_bash", "COMP_WORDS": "unmask generate --max-t", "COMP_CWORD": "2"}
+    command = [sys.executable, "-m", "unmask"]
+    done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--max-tokens"]
+
+
+def test_every_command_is_looked_at_above():
+    tree = typer.main.get_command(cli.app)
+    names = {(name,) for name in tree.commands} | {("bench", name) for name in tree.commands["bench"].commands}
+    assert names <= {tuple(command) for command in COMMANDS}

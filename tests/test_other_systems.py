@@ -1,0 +1,31 @@
+"""Everything but the sandbox works without what only Unix has; only Linux is tested for real."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("other_systems.py")
+
+
+@pytest.mark.slow
+def test_everything_imports_and_decodes_without_modules_of_unix(tmp_path):
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "run")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\nran\n"
+
+
+def test_a_worker_without_signals_ends_a_template_in_time():
+    code = "import signal, sys; del signal.setitimer; sys.argv = sys.argv[1:]; import runpy; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    worker = Path(__file__).parents[1] / "src" / "unmask" / "models" / "checkpoint" / "template_worker.py"
+    order = '{"template": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", '
+    order += '"values": {}, "seconds": 0.2, "characters": 10}\n'
+    command = [sys.executable, "-c", code, str(worker)]
+    done = subprocess.run(command, input=order, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
