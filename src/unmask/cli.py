@@ -165,7 +165,10 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
 @flags.with_flags(Settings, early_stop=True)
 @flags.with_flags(flags.Model)
 def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_browser: flags.NoBrowser = False) -> None:
-    """Watch masks fill in the browser: the playground of a model, on this machine only."""
+    """Watch masks fill in the browser.
+
+    The playground of a model, which only this machine can reach.
+    """
     serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
     config, how = with_keys(ServerConfig(port=port), terminal.note), {"settings": settings, "say": terminal.note}
     with serving.bind(config) as bound:
@@ -382,7 +385,10 @@ def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags
 @flags.with_flags(ServeWorkload)
 @flags.with_flags(flags.BenchModel)
 def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: flags.Json = False) -> None:
-    """Put a server under load, and compare every answer with the one that its request gets alone."""
+    """Put a server under load, and check every answer.
+
+    Each is compared with the one that its request gets alone.
+    """
     from unmask.bench.serve import bench_serve as measure
     from unmask.engine.generator import Generator
 
