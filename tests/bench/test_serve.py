@@ -61,6 +61,12 @@ def test_every_kind_of_bad_request_gets_the_status_that_the_bench_expects(toy: u
     assert set(ends.values()) == {("bad", "")}, ends
 
 
+def test_a_policy_that_no_cache_can_serve_is_asked_for_without_one() -> None:
+    asks = asks_of(ServeWorkload(clients=4, requests=4, caches=("dual",), share_bad=0.0), {}, chats=False)
+    found = {(ask.body["decoding"]["policy"], ask.body["decoding"]["cache"]) for ask in asks}
+    assert found == {("mean_field", "dual"), ("threshold", "dual"), ("klass", "none"), ("fixed", "dual")}
+
+
 def test_plain_requests_are_alike_and_decode_every_position(toy: unmask.Generator) -> None:
     workload = ServeWorkload(clients=2, requests=3, prompt_tokens=9, max_tokens=8, policies=("fixed",), plain=True)
     asks = asks_of(workload, {"passes": 2}, chats=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unmask import policies
 from unmask.bench.serve_workload import ServeWorkload
 
 LETTERS = range(16, 200)
@@ -54,7 +55,8 @@ def _good(workload: ServeWorkload, parameters: Mapping[str, Any], number: int, d
     policy = workload.policies[0 if plain else number % len(workload.policies)]
     decoding: dict[str, Any] = {"policy": policy, "early_stop": workload.settings().early_stop, **parameters}
     if workload.caches:
-        decoding["cache"] = workload.caches[number % len(workload.caches)]
+        alone = policies.needs_of(policies.get(policy)) & policies.WHOLE_CANVAS  # no cache can serve such a policy
+        decoding["cache"] = "none" if alone else workload.caches[number % len(workload.caches)]
     if workload.block_size is not None:
         decoding["block_size"] = workload.block_size
     prompt = draw.choices(LETTERS, k=length)
