@@ -41,13 +41,13 @@ def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
 
 @torch.inference_mode()
 def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
-    """One pass: every live row is predicted and decided once."""
+    """One pass over all calls: every live row is predicted and decided once."""
     decided: list[GroupResult] = []
     for call in batch.calls:
         predicted = runner.forward(call)
         for group, part in predicted.split(call.groups):
             decided.append(runner.decide(group, part))  # view, select, guarantees, commit: all on the device
-    batch.seal(scheduler)  # which rows leave and which requests join, so that `read` may launch the next pass
+    batch.seal(scheduler)  # notes abandoned rows and waiting requests, so that `read` may launch the next pass
     results = runner.read(batch, decided)  # the host waits for the device
     events = [event for group, rows in zip(decided, results, strict=True) for event in _record(group, rows, batch)]
     batch.retire()  # takes out rows that are finished, abandoned or have failed

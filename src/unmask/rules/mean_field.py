@@ -1,16 +1,17 @@
 """Mean-Field Parallel Decoding, Algorithm 1: which open positions are safe to commit together.
 
-A position is predicted without knowing what the others will hold. Two positions with similar predictions want the same
-tokens, so each may be right only as long as the other is not committed: they repel each other. A position is committed
-if its own margin outweighs the repulsion of all positions that are likely to be committed with it.
+A position is predicted without knowing what the others will hold. Two positions with similar predictions compete for
+the same tokens: once one is committed, the prediction of the other may no longer hold. So they repel each other. A
+position is committed if its own margin outweighs the repulsion of all positions that are likely to be committed with it.
 
     margin     c_i  = log p_i(best) - log p_i(second best)
     overlap    D~ij = 1 - JSD(p_i, p_j) / ln 2,   D~ii = 0,   then  D = D~ / max D~
     field      h    = c,  then R times  h_i = c_i - sum over j of D_ij sigmoid(h_j)
     intensity  q    = sigmoid(h);  commit where q >= threshold; if that is nowhere, where h is largest
 
-`mean_field_commit` in rules/commit.py checks the arguments and, where it knows how many positions are open, leaves the
-others out.
+These are the defaults: `interaction`, `normalize` and `fallback` change the overlap and the last step. Open means still
+masked. `mean_field_commit` in rules/commit.py checks the arguments and, where it knows how many positions can be open
+at most, computes on that many only.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class MeanFieldCommit:
     intensity: Float[Tensor, "b k"]
     margin: Float[Tensor, "b k"]  # +inf where only one token can occur
     overlap: Float[Tensor, "b k k"]  # D, as it was used
-    history: Float[Tensor, "r b k"] | None = None  # the intensity before the first update and after each
-    elbo: Float[Tensor, "r b"] | None = None  # the evidence lower bound at each of these intensities
+    history: Float[Tensor, "r b k"] | None = (
+        None  # intensities before the first update and after each; with diagnostics
+    )
+    elbo: Float[Tensor, "r b"] | None = None  # the evidence lower bound at each of these
 
 
 def mean_field(
