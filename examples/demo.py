@@ -61,9 +61,7 @@ def main() -> None:
         lines = [solve(llm, name, item, policy) for policy in POLICIES]
         console.print("\n" + "\n".join(lines) + "\n")
     console.print(f"Loaded and solved in {time.perf_counter() - began:.0f} s on this machine.")
-    console.print(
-        'Next: . .venv/bin/activate, unmask generate "Countdown: 86,28,13,31,96", unmask policies, docs/getting-started.md'
-    )
+    console.print('Next: . .venv/bin/activate; unmask generate "Countdown: 86,28,13,31,96"; docs/getting-started.md')
 
 
 if __name__ == "__main__":

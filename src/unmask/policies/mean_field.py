@@ -34,8 +34,8 @@ class MeanField(Base):
         check_parameters(self)
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
-        # A position whose proposed token is ruled out (logit -inf) is committed last. `eligible` leaves it out, so that it
-        # does not repel the others.
+        # A position whose proposed token is ruled out (logit -inf) is committed last. `eligible` leaves it out, so that
+        # it does not repel the others.
         result = rules.mean_field_commit(
             view.logits,
             eligible(view),

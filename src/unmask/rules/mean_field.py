@@ -2,7 +2,7 @@
 
 A position is predicted without knowing what the others will hold. Two positions with similar predictions compete for
 the same tokens: once one is committed, the prediction of the other may no longer hold. So they repel each other. A
-position is committed if its own margin outweighs the repulsion of all positions that are likely to be committed with it.
+position is committed if its margin outweighs the repulsion of all positions that are likely to be committed with it.
 
     margin     c_i  = log p_i(best) - log p_i(second best)
     overlap    D~ij = 1 - JSD(p_i, p_j) / ln 2,   D~ii = 0,   then  D = D~ / max D~
@@ -39,9 +39,7 @@ class MeanFieldCommit:
     intensity: Float[Tensor, "b k"]
     margin: Float[Tensor, "b k"]  # +inf where only one token can occur
     overlap: Float[Tensor, "b k k"]  # D, as it was used
-    history: Float[Tensor, "r b k"] | None = (
-        None  # intensities before the first update and after each; with diagnostics
-    )
+    history: Float[Tensor, "r b k"] | None = None  # intensities at the start and after each update; diagnostics
     elbo: Float[Tensor, "r b"] | None = None  # the evidence lower bound at each of these
 
 
