@@ -185,6 +185,10 @@ def test_wino_is_refused_on_a_shifted_head_and_with_a_cache():
 
 
 NAMES = [
+    "bound",
+    "certainty_prior",
+    "context_threshold",
+    "credit",
     "cumulative",
     "dapd",
     "dawn",
@@ -192,11 +196,16 @@ NAMES = [
     "entropy",
     "factor",
     "fixed",
+    "hierarchical",
     "klass",
     "local_leap",
     "margin",
     "mean_field",
+    "p2",
+    "position_entropy",
     "random",
+    "remask",
+    "saber",
 ]
 PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9, 3), (2,))
 
