@@ -34,3 +34,17 @@ def test_the_viewer_has_no_grave_fault(scheme, open_page, exported):
     page.get_by_label("Pass", exact=True).fill("2")
     page.locator("#cell-0-2").click()
     assert findings(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_routes_names_them_and_has_no_grave_fault(scheme, open_page, toy_served):
+    page = open_page(f"{toy_served.url}/docs", color_scheme=scheme, bypass_csp=True)
+    expect(page.get_by_text("/v1/chat/completions").first).to_be_visible()
+    expect(page.get_by_text("/tokenize").first).to_be_visible()
+    assert findings(page) == []
+
+
+def test_the_page_of_routes_keeps_to_the_policy_and_fits_a_phone(open_page, toy_served):
+    page = open_page(f"{toy_served.url}/docs", width=360)
+    expect(page.get_by_text("/detokenize").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
