@@ -79,7 +79,7 @@ def main(folder: Path, policy: str, work: Path) -> None:
 
     flags = ["--model", str(folder), "--policy", policy, "--set", f"errors={PARAMETERS['errors']}", "--device", "cpu"]
     shape = ["--max-tokens", str(length), "--block-size", str(SIZE)]
-    found["command line"] = json.loads(said("generate", prompt, *flags, *shape, "--json"))["canvas_ids"]
+    found["command line"] = json.loads(said("generate", prompt, *flags, *shape, "--json=full"))["canvas_ids"]
 
     body = {"prompt": prompt, "max_tokens": length, "decoding": {"policy": policy, "block_size": SIZE, **PARAMETERS}}
     with running(llm, settings=unmask.Settings(max_tokens=length)) as server:

@@ -91,7 +91,7 @@ def test_a_batch_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_pa
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_and_an_interrupt_says_how_to_go_on(tmp_path, capsys):
-    source, target = write(tmp_path / "in.jsonl", lines_of(300)), tmp_path / "out.jsonl"
+    source, target = write(tmp_path / "in.jsonl", lines_of(3000)), tmp_path / "out.jsonl"
     with started(str(source), str(target), *SLOW) as process:
         until_answered(process, target, 1)
         assert cli.run(["batch", str(source), str(target), *SLOW]) == 1
@@ -101,8 +101,8 @@ def test_a_second_process_is_refused_and_an_interrupt_says_how_to_go_on(tmp_path
         _, err = process.communicate(timeout=30)
         assert process.returncode == 130
     again = f"unmask: interrupted; every finished answer is in {target}, the same command goes on"
-    assert err.splitlines() == ["unmask: 0 of 300 requests", again]
-    assert 1 <= len(answers_in(target)) < 300
+    assert err.splitlines() == ["unmask: 0 of 3000 requests", again]
+    assert 1 <= len(answers_in(target)) < 3000
 
 
 POLICY = """

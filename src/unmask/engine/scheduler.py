@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from unmask.engine.canvas import Canvas
 from unmask.engine.detail import Detail
 from unmask.engine.plan import Plan
-from unmask.engine.text import Ending, TextStream, continued, infilled, is_complete
+from unmask.engine.text import Ending, TextStream, continued, infilled, is_complete, shown
 from unmask.errors import UnmaskError
 from unmask.policies import remasks
 from unmask.trace.record import Trace, pass_line, result_line
@@ -67,6 +67,8 @@ class Request:
         self._text = self._text or TextStream(ending=self.ending.never() if self.infills else self.ending)
         output = self.hear(step)
         prefix = self.canvas.prefix(whole_blocks=remasks(self.plan.policy), given=self.infills)
+        if self.infills:
+            prefix = shown(self.canvas, prefix, self.ending.codec.special_ids)
         return StreamEvent(text_delta=self._text.feed(prefix, final=output is not None), step=step, output=output)
 
 

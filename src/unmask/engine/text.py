@@ -20,15 +20,16 @@ class Ending:
     token_ids: Collection[int]
     strings: Sequence[str]
     codec: TextCodec
+    special: bool = False  # special tokens are part of the text
 
     def never(self) -> Ending:
-        """The same tokenizer, and nothing that ends a text: an infilled text is whole."""
-        return replace(self, token_ids=(), strings=())
+        """The same tokenizer, and nothing that ends a text: an infilled text is whole, and has its special tokens."""
+        return replace(self, token_ids=(), strings=(), special=True)
 
     def cut(self, ids: list[int]) -> tuple[list[int], str, bool]:
         """The ids and the text before the end, and whether the text has an end."""
         kept = next((ids[:index] for index, token in enumerate(ids) if token in self.token_ids), ids)
-        text = self.codec.decode(kept)
+        text = self.codec.decode(kept, special=self.special)
         found = [(place, string) for string in self.strings if (place := text.find(string)) >= 0]
         if not found:
             return kept, text, len(kept) < len(ids)
@@ -91,16 +92,21 @@ def continued(canvas: Canvas, ending: Ending) -> Output:
     return _output(canvas, ids=ids, text=text, completion=len(ids), reason="stop" if ended else "length")
 
 
-def infilled(canvas: Canvas, ending: Ending) -> Output:
-    """The result of an infilling: the whole text.
+def shown(canvas: Canvas, tokens: list[int], special: Collection[int]) -> list[int]:
+    """The tokens that the text of an infilling, or of its beginning, is made of.
 
     A special token between two texts is shown as it was written, so that they do not run together. One at either end,
     or in a hole, is left out.
     """
-    special, holes = ending.codec.special_ids, set(canvas.holes)
-    kept = [token for place, token in enumerate(canvas.tokens) if token not in special or place not in holes]
+    holes = set(canvas.holes)
+    kept = [token for place, token in enumerate(tokens) if token not in special or place not in holes]
     texts = [place for place, token in enumerate(kept) if token not in special]
-    text = ending.codec.decode(kept[texts[0] : texts[-1] + 1], special=True) if texts else ""
+    return kept[texts[0] : texts[-1] + 1] if texts else []
+
+
+def infilled(canvas: Canvas, ending: Ending) -> Output:
+    """The result of an infilling: the whole text."""
+    text = ending.codec.decode(shown(canvas, canvas.tokens, ending.codec.special_ids), special=True)
     return _output(canvas, ids=list(canvas.tokens), text=text, completion=len(canvas.holes), reason="stop")
 
 

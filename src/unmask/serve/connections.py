@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import time
 from http import HTTPStatus
 from typing import Any
@@ -48,6 +47,10 @@ RATE = OncePerSecond()
 
 def most_connections(wanted: int | None) -> int:
     """The wanted number, or what the limit on open files leaves if that is less."""
+    try:
+        import resource
+    except ImportError:  # a system without such a limit
+        return wanted or MOST
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted or MOST
