@@ -1,4 +1,4 @@
-"""Makes the pictures of this folder: the page on `tiny`, in a headless Chromium. Takes no arguments."""
+"""Makes the pictures of this folder, or for the folder given: the page on `tiny`, in a headless Chromium."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 WAIT_MS = 60_000
 
 

@@ -1,6 +1,9 @@
 """The playground in a browser, against a real server."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -228,3 +231,12 @@ def test_a_sudoku_is_shown_as_its_board(open_page, tiny):
         assert task.check(item, board)
         page.locator(".square").nth(40).click()
         expect(page.locator('.cell[aria-selected="true"]')).to_have_text(board[40])
+
+
+@pytest.mark.slow
+def test_the_pictures_of_the_documents_can_be_taken_again(tmp_path):
+    images = Path(__file__).parents[2] / "docs" / "images"
+    subprocess.run([sys.executable, str(images / "screenshots.py"), str(tmp_path)], check=True, timeout=240)
+    for name in ("playground.png", "inspector.png", "compare.png"):
+        assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
+        assert 0.5 < (tmp_path / name).stat().st_size / (images / name).stat().st_size < 2.0
