@@ -22,6 +22,7 @@ class SettingsFields(TypedDict, total=False):
 
     max_tokens: int | None
     block_size: int | None
+    sliding: float
     temperature: float
     top_p: float
     top_k: int
@@ -45,6 +46,9 @@ class Settings:
 
     max_tokens: int | None = option(None, "Tokens to generate; default: the checkpoint's, else 256.")
     block_size: int | None = option(None, "Positions per block; default: the checkpoint's, else the policy's, else 32.")
+    sliding: float = option(
+        1.0, "Keep two blocks open, and open one more when this share of the newest is committed; 1: one block only."
+    )
     temperature: float = option(0.0, "0 takes the likeliest token; above 0 draws one.")
     top_p: float = option(1.0, "Draw from the likeliest tokens that hold this much probability.")
     top_k: int = option(0, "Draw from this many likeliest tokens; 0: all.")
@@ -81,6 +85,7 @@ class Settings:
         check_number(self, "temperature", within="[0, inf)")
         check_number(self, "cfg_scale", within=f"[0, {MOST_GUIDANCE}]")
         check_number(self, "top_p", within="(0, 1]")
+        check_number(self, "sliding", within="(0, 1]")
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise UnmaskError(f"temperature must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
         check_choice(self, "cache", CACHES, optional=True)

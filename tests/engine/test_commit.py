@@ -60,6 +60,7 @@ def case(generator, b, n, k, *, given):
         decision=decision,
         observed=Observed(view=view, state=state, logits=logits, greedy=True),
         at=at,
+        first=None,
         **flags,
         mask_id=MASK,
         mask_allowed="mask_allowed" in given,

@@ -186,8 +186,8 @@ def test_a_class_that_overrides_predict_sees_every_prediction():
 
 def test_policies_that_can_be_captured_are_known():
     ordered = ["certainty_prior", "entropy", "fixed", "margin"]
-    known = ["bound", "context_threshold", "cumulative", "eb", "factor", "local_leap", "mean_field", "position_entropy"]
-    assert sorted([*known, *ordered, "threshold"]) == PURE
+    known = ["bound", "context_threshold", "cumulative", "eb", "factor", "joint", "local_leap", "mean_field"]
+    assert sorted([*known, *ordered, "position_entropy", "threshold"]) == PURE
     assert not policies.is_pure(policies.get("fixed", schedule="dream"))
     assert policies.is_pure(policies.get("fixed", schedule="dream", passes=3))
 

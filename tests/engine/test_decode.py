@@ -197,6 +197,7 @@ NAMES = [
     "factor",
     "fixed",
     "hierarchical",
+    "joint",
     "klass",
     "local_leap",
     "margin",

@@ -114,6 +114,13 @@ def test_every_policy_decodes_and_no_cache_changes_its_tokens(llm, name, block_s
     assert [out.canvas_ids for out in alone] == [out.canvas_ids for out in exact]
 
 
+@pytest.mark.parametrize("name", ["threshold", "mean_field", "fixed"])
+def test_blocks_that_slide_give_the_same_with_a_cache(llm, name):
+    options = {"policy": name, "max_tokens": 14, "sliding": 0.5}
+    plain, exact = (llm.generate(PROMPTS, cache=cache, **options) for cache in ("none", "exact"))
+    assert [(out.canvas_ids, out.step_map) for out in exact] == [(out.canvas_ids, out.step_map) for out in plain]
+
+
 def test_blocks_are_counted_from_the_first_position_and_the_prompts_tail_is_closed(llm):
     request = llm.request(PROMPTS[0], max_tokens=14)
     assert request.canvas.blocks == [(4, 8), (8, 12), (12, 16), (16, 20), (20, 21)]

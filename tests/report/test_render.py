@@ -265,7 +265,7 @@ def cells_at(run):
 
 
 def test_two_dozen_lines_are_told_apart_and_named_where_they_end(tmp_path):
-    names = [*plots.LOOKS, *(f"rule_{number}" for number in range(10))]
+    names = [*plots.LOOKS, *(f"rule_{number}" for number in range(9))]
     for number, policy in enumerate(names):
         write(tmp_path / "run", cell_of(policy), passes=8.0 + number % 3, right=0.5 + 0.002 * number)
     figure = plots.figure("main", cells_at(tmp_path / "run"))

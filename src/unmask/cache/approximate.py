@@ -50,7 +50,7 @@ class Approximate:
         Later passes then do not compute the position before the block, from which its first position is predicted.
         """
         rule = self.refresh
-        return self.first_decided and isinstance(rule, EveryBlocks) and row.block_index % rule.count == 0
+        return self.first_decided and isinstance(rule, EveryBlocks) and row.spans_before % rule.count == 0
 
     def _recomputed(self, row: RowState) -> Span:
         raise NotImplementedError

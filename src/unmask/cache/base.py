@@ -36,15 +36,17 @@ class RowPlan:
 class RowState(Protocol):
     """What a row plan depends on; the engine's Canvas has it."""
 
-    block_index: int  # which of the row's blocks is being filled
-    block_step: int  # passes already spent on it
+    spans_before: int  # how many spans of open blocks came before this one
+    block_step: int  # passes already spent on this one
     stale: bool  # what the cache holds of the row is missing, or has drifted too far
 
     @property
     def length(self) -> int: ...
 
     @property
-    def block(self) -> Span: ...
+    def block(self) -> Span:
+        """The span of the open blocks: one block, unless blocks slide."""
+        ...
 
     @property
     def block_before(self) -> Span | None: ...

@@ -19,7 +19,7 @@ class EveryBlocks:
     count: int
 
     def due(self, row: RowState) -> bool:
-        return row.block_step == 0 and row.block_index % self.count == 0
+        return row.block_step == 0 and row.spans_before % self.count == 0
 
 
 @dataclass(frozen=True, slots=True)

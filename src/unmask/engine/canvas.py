@@ -1,10 +1,14 @@
 """One row of a generation on the host: its tokens, which of them are open, and the blocks in which they are filled.
 
+A pass sees the open blocks of the row. There is one, unless blocks slide: then at least two are open, and the next one
+opens when a stated share of the newest is committed.
+
 Deals in token ids only; the batch keeps a copy of the tokens on the device.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,12 +25,16 @@ class Canvas:
     block_size: int
     seed: int = 0
     aligned: bool = False  # blocks are counted from position 0, not from the first mask
+    sliding: float = 1.0  # share of the newest open block that is committed before the next one opens; 1: none slides
     holes: tuple[int, ...] = field(init=False)  # positions that were masks at the start
     blocks: list[Span] = field(init=False)  # only blocks with a hole
     step_map: dict[int, int] = field(init=False, default_factory=dict)  # position -> forward pass that committed it
     passes: int = field(init=False, default=0)
-    block_index: int = field(init=False, default=0)
-    block_step: int = field(init=False, default=0)  # passes already spent on the current block
+    block_index: int = field(init=False, default=0)  # of the first open block
+    opened: int = field(init=False, default=0)  # blocks that are open, or were
+    spans_before: int = field(init=False, default=0)  # how often the span of the open blocks has changed
+    block_before: Span | None = field(init=False, default=None)  # what that span was before its last change
+    block_step: int = field(init=False, default=0)  # passes since its last change
     stale: bool = field(init=False, default=True)  # what the cache holds of the row is missing, or has drifted too far
 
     def __post_init__(self) -> None:
@@ -37,6 +45,7 @@ class Canvas:
         first = first // self.block_size * self.block_size if self.aligned else first
         spans = ((start, min(start + self.block_size, end)) for start in range(first, end, self.block_size))
         self.blocks = [span for span in spans if self.is_open(span)]
+        self._open_blocks()
 
     @classmethod
     def continuing(
@@ -48,11 +57,12 @@ class Canvas:
         block_size: int,
         seed: int = 0,
         aligned: bool = False,
+        sliding: float = 1.0,
         suffix: Sequence[int] = (),
     ) -> Canvas:
         """The prompt followed by `max_tokens` masks, and these by the suffix."""
         tokens = [*prompt, *[mask_id] * max_tokens, *suffix]
-        return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed, aligned=aligned)
+        return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed, aligned=aligned, sliding=sliding)
 
     @property
     def length(self) -> int:
@@ -60,11 +70,13 @@ class Canvas:
 
     @property
     def block(self) -> Span:
-        return self.blocks[self.block_index]
+        """The span of the open blocks."""
+        return self.blocks[self.block_index][0], self.blocks[self.opened - 1][1]
 
     @property
-    def block_before(self) -> Span | None:
-        return self.blocks[self.block_index - 1] if self.block_index > 0 else None
+    def first_block(self) -> Span:
+        """The first open block, in which every pass commits a position."""
+        return self.blocks[self.block_index]
 
     @property
     def begins_open(self) -> bool:
@@ -99,7 +111,7 @@ class Canvas:
         return self.tokens[:end] if given else [self.tokens[position] for position in self.holes if position < end]
 
     def write(self, committed: dict[int, int], remasked: tuple[int, ...] = ()) -> bool:
-        """Record one forward pass; true when it completed the block."""
+        """Record one forward pass; true when it completed the first open block."""
         for position, token in committed.items():
             self.tokens[position] = token
             self.step_map[position] = self.passes
@@ -108,11 +120,30 @@ class Canvas:
             del self.step_map[position]
         self.passes += 1
         self.block_step += 1
-        if self.is_open(self.block):
-            return False
-        self.block_index += 1
-        self.block_step = 0
-        return True
+        return self._advance()
+
+    def _advance(self) -> bool:
+        """Leave the full blocks in front, and open the blocks that are due; true if a block was left."""
+        before, first = self.block, self.block_index
+        while self.block_index < self.opened and not self.is_open(self.blocks[self.block_index]):
+            self.block_index += 1
+        self._open_blocks()
+        if self.finished or self.block != before:
+            self.spans_before, self.block_before, self.block_step = self.spans_before + 1, before, 0
+        return self.block_index > first
+
+    def _open_blocks(self) -> None:
+        least = 1 if self.sliding == 1.0 else 2
+        while self.opened < len(self.blocks) and (
+            self.opened < self.block_index + least
+            or self._share_committed(self.blocks[self.opened - 1]) >= self.sliding
+        ):
+            self.opened += 1
+
+    def _share_committed(self, span: Span) -> float:
+        """Which share of the block's holes is filled."""
+        holes = bisect_left(self.holes, span[1]) - bisect_left(self.holes, span[0])
+        return 1.0 - self.tokens[slice(*span)].count(self.mask_id) / holes
 
     def end_here(self, fill: int) -> None:
         """Fill every open position with `fill` and stop; the step map gives these positions to the last pass."""

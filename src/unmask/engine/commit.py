@@ -1,7 +1,8 @@
 """From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the results.
 
 The guarantees: only open positions are committed; a row with open positions commits at least one, unless the policy
-lets it wait or every token to commit is the mask token; the mask token is never committed; only positions that this
+lets it wait or every token to commit is the mask token; where blocks slide, it commits one in the first open block; the
+mask token is never committed; only positions that this
 generation filled are opened again. Two more hold for a shifted head with a cache (`first_only` and `pin_first`;
 docs/engine.md says why).
 
@@ -71,6 +72,7 @@ class CommitInputs:
     observed: Observed
     at: Int[Tensor, "b k"]  # absolute position of every column
     drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: no cache drifts
+    first: Bool[Tensor, "b k"] | None  # columns in which each row must commit a position; None: all
     first_only: Bool[Tensor, " b"] | None  # rows that commit their block's first position alone, by arg max
     pin_first: Bool[Tensor, " b"] | None  # rows whose block's first position must not be opened again
     mask_id: int
@@ -90,7 +92,7 @@ class Outcome:
 def outcome_of(inputs: CommitInputs) -> Outcome:
     """What a pass does to the window."""
     decision, observed = inputs.decision, inputs.observed
-    commit = with_progress(decision, observed.view.masked)
+    commit = with_progress(decision, observed.view.masked, inputs.first)
     tokens = observed.view.proposed if decision.tokens is None else decision.tokens
     if inputs.first_only is not None:
         alone = inputs.first_only[:, None]

@@ -363,6 +363,7 @@ class Generator:
             block_size=job.block_size,
             seed=job.settings.seed,
             aligned=self.spec.causal,
+            sliding=job.settings.sliding,
         )
         if self.spec.causal and not canvas.continues:
             raise UnmaskError(f"{self.spec.name} sees only what lies before: it cannot fill a hole that text follows")

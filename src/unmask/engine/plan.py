@@ -23,7 +23,8 @@ from unmask.trace.record import SCHEMA
 
 _OF_BATCHES = ("batch_size", "timed", "on_step", "on_output")
 # Settings that each row has for itself: requests that differ only in these may be decided together.
-_OWN = ("max_tokens", "block_size", "seed", "cache", "refresh", "stop", "stop_token_ids", "early_stop", "cfg_scale")
+_OWN = ("max_tokens", "block_size", "sliding", "seed", "cache", "refresh", "cfg_scale")
+_OWN += ("stop", "stop_token_ids", "early_stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

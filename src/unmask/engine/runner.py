@@ -104,6 +104,7 @@ class PlainRunner:
             observed=observed,
             at=done.window.at,
             drifted=done.drifted,
+            first=done.window.first,
             first_only=done.first_only(),
             pin_first=done.pin_first(),
             mask_id=self.model.spec.mask_id,

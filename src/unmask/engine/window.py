@@ -1,4 +1,4 @@
-"""Which columns of which rows one pass predicts: the current block of every row."""
+"""Which columns of which rows one pass predicts: the open blocks of every row, one unless blocks slide."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Window:
     blocks: tuple[Span, ...]
     at: Int[Tensor, "b k"]  # absolute position of every column
     inside: Bool[Tensor, "b k"]  # columns that belong to the row's block
+    first: Bool[Tensor, "b k"] | None  # columns of its first open block; None: all of them, since no block slides
     step: Int[Tensor, " b"]  # passes already spent on the block
     length: Int[Tensor, " b"]  # of each canvas
     total: Int[Tensor, " b"]  # masks that each canvas began with
@@ -37,7 +38,10 @@ class Window:
         sizes = [columns.size, columns.size, rows, rows, rows]
         at, inside, step, length, total = on_device(torch.from_numpy(numbers), device).split(sizes)
         at, inside = at.view(rows, width), inside.view(rows, width).bool()
-        return cls(blocks=blocks, at=at, inside=inside, step=step, length=length, total=total)
+        first = None
+        if any(canvas.sliding < 1.0 for canvas in canvases):
+            first = at < on_device([canvas.first_block[1] for canvas in canvases], device)[:, None]
+        return cls(blocks=blocks, at=at, inside=inside, first=first, step=step, length=length, total=total)
 
     def next(self) -> Window:
         """The window of the next pass, when every row is still in its block."""
@@ -52,7 +56,8 @@ class Window:
         part = slice(first, end)
         at, inside = self.at[part, :width], self.inside[part, :width]
         step, length, total = self.step[part], self.length[part], self.total[part]
-        return Window(blocks=blocks, at=at, inside=inside, step=step, length=length, total=total)
+        front = None if self.first is None else self.first[part, :width]
+        return Window(blocks=blocks, at=at, inside=inside, first=front, step=step, length=length, total=total)
 
     @property
     def widths(self) -> list[int]:

@@ -31,6 +31,7 @@ from unmask.policies.factor import Factor
 from unmask.policies.fixed import Fixed
 from unmask.policies.from_file import named
 from unmask.policies.hierarchical import Hierarchical
+from unmask.policies.joint import Joint
 from unmask.policies.klass import Klass
 from unmask.policies.local_leap import LocalLeap
 from unmask.policies.margin import Margin
@@ -59,6 +60,7 @@ __all__ = [
     "Factor",
     "Fixed",
     "Hierarchical",
+    "Joint",
     "Klass",
     "LocalLeap",
     "Margin",

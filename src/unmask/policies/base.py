@@ -213,14 +213,20 @@ def _tensors(state: Any) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def with_progress(decision: Decision, masked: Bool[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
-    """The policy's commits at open positions; a row with none commits its best-scored open one, unless it waits."""
+def with_progress(
+    decision: Decision, masked: Bool[Tensor, "b k"], first: Bool[Tensor, "b k"] | None = None
+) -> Bool[Tensor, "b k"]:
+    """The policy's commits at open positions; a row with none commits its best-scored open one, unless it waits.
+
+    `first`: the columns in which each row must commit one; None: any column will do.
+    """
     commit = decision.commit & masked
     if masked.shape[1] == 0:
         return commit
-    best = open_scores(decision.score, masked).argmax(-1, keepdim=True)
-    best_open = masked & (torch.arange(masked.shape[1], device=masked.device) == best)
-    needs_none = commit.any(-1) if decision.wait is None else commit.any(-1) | decision.wait
+    progress, here = (commit, masked) if first is None else (commit & first, masked & first)
+    best = open_scores(decision.score, here).argmax(-1, keepdim=True)
+    best_open = here & (torch.arange(masked.shape[1], device=masked.device) == best)
+    needs_none = progress.any(-1) if decision.wait is None else progress.any(-1) | decision.wait
     return commit | (best_open & ~needs_none[:, None])
 
 

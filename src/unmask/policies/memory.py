@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
-from torch.nn.functional import pad
 
 from unmask.types import StepView
 
@@ -19,7 +18,6 @@ def carried(
     """
     if before is None:
         return fresh
-    added = view.masked.shape[1] - before.shape[1]
-    before = pad(before, (0, 0) * (before.ndim - 2) + (0, added))  # negative: narrower
+    before = torch.cat([before[:, : fresh.shape[1]], fresh[:, before.shape[1] :]], dim=1)
     begins = (view.step == 0).view(-1, *(1,) * (before.ndim - 1))
     return torch.where(begins, fresh, before)

@@ -41,7 +41,7 @@ SOLID = zip(CHOOSING, COLOURS, "sD^vPX8<>", strict=True)
 DASHED = zip(
     ("fixed", "entropy", "margin", "random"), ("#AA4499", "#B8860B", "#44AA99", "#666666"), "*phd", strict=True
 )
-LOOKS = {"mean_field": ("#D55E00", "o", "-")}
+LOOKS = {"mean_field": ("#D55E00", "o", "-"), "joint": ("#B00020", "H", "-")}
 LOOKS |= {p: (c, m, "-") for p, c, m in SOLID} | {p: (c, m, "--") for p, c, m in DASHED}
 # Of policies that are not known here, and second lines of those that are; their markers are numbers.
 OTHERS = ("#882255", "#8B4513", "#6A3D9A", "#2F4F4F", "#D81B60", "#5D6D00")

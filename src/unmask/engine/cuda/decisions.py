@@ -80,13 +80,18 @@ def decision_of(
 
     The fourth to the eighth tensor stay as they are from pass to pass. `own`: the function may write to its logits.
     """
-    flags = {"drifted": done.drifted, "first_only": done.first_only(), "pin_first": done.pin_first()}
+    flags = {
+        "drifted": done.drifted,
+        "first": done.window.first,
+        "first_only": done.first_only(),
+        "pin_first": done.pin_first(),
+    }
     given = {name: flag for name, flag in flags.items() if flag is not None}
 
     def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
         holes, at, inside, length, total, *values = steady
         here = dict(zip(given, values, strict=True))
-        window = Window(blocks=(), at=at, inside=inside, step=step, length=length, total=total)
+        window = Window(blocks=(), at=at, inside=inside, first=None, step=step, length=length, total=total)
         observed = group.observer(Prediction(logits=logits), window, tokens, holes, [], None, own=own())
         decision, _ = policies.decide(group.policy, observed.view, None)
         inputs = CommitInputs(
@@ -94,6 +99,7 @@ def decision_of(
             observed=observed,
             at=at,
             drifted=here.get("drifted"),
+            first=here.get("first"),
             first_only=here.get("first_only"),
             pin_first=here.get("pin_first"),
             mask_id=spec.mask_id,

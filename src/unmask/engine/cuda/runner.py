@@ -1,8 +1,8 @@
 """Passes on a CUDA device: decisions are captured, results are read from pinned memory, and the next pass begins early.
 
 A pass writes keys and values, so it cannot be thrown away. It begins before the host has read the result of the pass
-before only if the same rows take part and its plan does not depend on that result. Then the device never waits for the
-host. Tokens are those of the plain runner.
+before only if the same rows take part and its plan does not depend on that result, as it does where blocks slide. Then
+the device never waits for the host. Tokens are those of the plain runner.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CudaRunner(PlainRunner):
 
     def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
         read = self.reading(joined_tables(results))
-        if len(batch.calls) > 1 or not batch.stays:
+        if len(batch.calls) > 1 or not batch.stays or any(row.canvas.sliding < 1.0 for row in batch.rows):
             return row_results(results, read())
         call, ready = batch.calls[0], None
         if (prediction := self._predict_anywhere(call, results)) is None:
