@@ -8,10 +8,10 @@ from unmask import tasks
 from unmask.errors import UnknownName, UnmaskError
 from unmask.tasks.base import side
 
-NAMES = ["countdown", "list_functions", "sudoku", "word_problems"]
+NAMES = ["code_gaps", "countdown", "list_functions", "number_gaps", "sudoku", "word_problems"]
 
 
-def test_the_suite_has_its_four_tasks():
+def test_the_suite_has_its_six_tasks():
     assert tasks.names() == NAMES
 
 

@@ -9,20 +9,24 @@ a call does not show.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from unmask import policies
 from unmask.bench.measure import copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
 from unmask.bench.naive_rule import NAIVE_TEMPORARIES, exact_overlap, naive_commit
 from unmask.bench.workload import RuleWorkload
 from unmask.models.checkpoint.memory import check_memory, free_memory
 from unmask.models.device import choose_device
+from unmask.policies import Policy
 from unmask.rules import mean_field_commit
+from unmask.types import StepView
 
 # Starting a graph and waiting for it takes the host some microseconds: at least this many calls share them.
 _LEAST_CALLS = 32
@@ -49,6 +53,7 @@ class RuleTiming:
     naive_error: float | None = None
     difference: float | None = None  # largest, between the two overlaps
     same_commits: bool | None = None
+    policies_ms: dict[str, float] = field(default_factory=dict)  # the decisions of other policies, by name
 
     @property
     def speedup(self) -> float | None:
@@ -58,7 +63,7 @@ class RuleTiming:
         return asdict(self) | {"speedup": self.speedup}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The timing as two lines of a table: ours, and the formula as printed."""
+        """The timing as lines of a table: ours, the formula as printed, and other policies over ours."""
         size = {"batch": self.batch, "m x V": f"{self.positions} x {self.vocabulary}", "form": "ours"}
         ours = _in_words(self.ours_ms, self.ours_memory_mib, self.ours_error)
         printed = _in_words(self.naive_ms, self.naive_memory_mib, self.naive_error)
@@ -67,7 +72,12 @@ class RuleTiming:
             "commits": {True: "same", False: "differ", None: ""}[self.same_commits],
         }
         first = size | ours | compared
-        return [first, dict.fromkeys(first, "") | {"form": "as printed"} | printed]
+        lines = [first, dict.fromkeys(first, "") | {"form": "as printed"} | printed]
+        for name, milliseconds in self.policies_ms.items():
+            figures = _in_words(milliseconds, None, None) | {"memory": "", "error": ""}
+            ratio = {"speed-up": f"{self.ours_ms / milliseconds:.1f} x"}
+            lines.append(dict.fromkeys(first, "") | {"form": f"policy {name}"} | figures | ratio)
+        return lines
 
     def in_words(self) -> str:
         how = f"median of {self.repeats} runs; error of the overlap against float64, before it is normalised"
@@ -116,12 +126,10 @@ def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> RuleTiming:
     ours, copies = partial(decide, logits), copies_beyond_cache(logits) if on_cuda else 1
     truth, overlap = exact_overlap(logits), ours(normalize="none").overlap
     figures: dict[str, Any] = {"ours_error": _largest(overlap, truth)}
-    if on_cuda:
-        calls = [partial(decide, logits.clone()) for _ in range(copies)]
-        figures["ours_ms"] = replayed_ms(calls * math.ceil(_LEAST_CALLS / copies), repeats=repeats, device=device)
-        del calls
-    else:
-        figures["ours_ms"] = median_ms(ours, repeats=repeats, device=device)
+    figures["ours_ms"] = _timed(decide, logits, copies, repeats)
+    figures["policies_ms"] = {
+        name: _timed(partial(_decision, policies.get(name), masked), logits, copies, repeats) for name in asked.policies
+    }
     figures["ours_memory_mib"] = extra_memory_mib(ours, device=device)
     wide, free = logits.to(torch.promote_types(logits.dtype, torch.float32)), free_memory(device)
     if asked.naive and (free is None or NAIVE_TEMPORARIES * wide.nbytes * positions < free):
@@ -146,6 +154,20 @@ def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> RuleTiming:
         copies=copies,
         **figures,
     )
+
+
+def _decision(policy: Policy, masked: Bool[Tensor, "b m"], logits: Float[Tensor, "b m v"]) -> Tensor:
+    view = StepView(logits=logits, masked=masked, proposed=logits.argmax(-1), open_at_most=masked.shape[1])
+    return policy.select(view)[0].commit
+
+
+def _timed(decide: Callable[[Tensor], Any], logits: Float[Tensor, "b m v"], copies: int, repeats: int) -> float:
+    """Milliseconds of a decision; on a CUDA device of one that is replayed from a graph, on copies in turn."""
+    device = logits.device
+    if not logits.is_cuda:
+        return median_ms(partial(decide, logits), repeats=repeats, device=device)
+    calls = [partial(decide, logits.clone()) for _ in range(copies)]
+    return replayed_ms(calls * math.ceil(_LEAST_CALLS / copies), repeats=repeats, device=device)
 
 
 def _largest(one: Float[Tensor, "b m m"], other: Float[Tensor, "b m m"]) -> float:

@@ -38,11 +38,12 @@ LIKELIHOOD_SAMPLES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One item as it is put to a model: a prompt to continue, or prompts whose continuations are compared."""
+    """One item as it is put to a model: a prompt to continue or fill, or prompts whose continuations are compared."""
 
     id: int  # its number within the task
     text: str  # of the prompt
     prompts: tuple[list[int], ...]
+    filled_from: int | None = None  # the prompt has masks to fill, and the answer begins here; None: it is continued
     continuations: tuple[list[int], ...] = ()
     choices: tuple[str, ...] = ()  # the continuations' texts
     stop: tuple[str, ...] = ()  # what ends an answer, beside the strings of the settings
@@ -148,8 +149,10 @@ def answer(llm: Generator, batch: Batch) -> list[Generation]:
     def count(event: StepEvent) -> None:
         refreshes[event.row] += event.refreshed
 
-    prompts = [question.prompts[0] for question in batch.questions]
-    outputs = llm.generate(
+    prompts, decode = [question.prompts[0] for question in batch.questions], llm.generate
+    if batch.questions[0].filled_from is not None:
+        decode, settings = llm.infill, settings.with_(max_tokens=None)  # the masks are there
+    outputs = decode(
         prompts, policy=batch.policy, settings=settings, batch_size=batch.batch_size, timed=True, on_step=count
     )
     return [
@@ -161,6 +164,8 @@ def answer(llm: Generator, batch: Batch) -> list[Generation]:
 def _read(llm: Generator, question: Question, output: Output, settings: Settings, refreshes: int) -> Generation:
     ids = [token for token in output.canvas_ids if token != llm.spec.mask_id]  # an early stop leaves positions open
     text, tokens = output.text, output.usage.completion_tokens
+    if question.filled_from is not None:
+        text = llm.codec.decode(output.token_ids[question.filled_from :])
     reference = sum(token != llm.spec.eos_id for token in ids)
     if question.reading != "text":
         before = list(takewhile(lambda token: token not in settings.stop_token_ids, ids))

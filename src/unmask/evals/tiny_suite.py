@@ -49,12 +49,26 @@ class TinyTask:
 
     def __init__(self, cell: Cell, model: TextModel) -> None:
         self._task, self._items = find(cell.task), items_of(cell)
-        self.questions = [
-            Question(id=number, text=item.prompt, prompts=(ids,), note={"kind": item.kind})
-            for number, item in enumerate(self._items)
-            for ids in [encode_prompt(model.spec, model.codec, item.prompt)]
-        ]
+        self.questions = [_question(number, item, model) for number, item in enumerate(self._items)]
 
     def score(self, rows: Sequence[Generation]) -> dict[int, dict[str, float]]:
         right = self._task.check_many([self._items[row.id] for row in rows], [row.text for row in rows])
         return {row.id: {"correct": float(ok)} for row, ok in zip(rows, right, strict=True)}
+
+
+def _question(number: int, item: Item, model: TextModel) -> Question:
+    prompt, note = encode_prompt(model.spec, model.codec, item.prompt), {"kind": item.kind}
+    if not item.gaps:
+        return Question(id=number, text=item.prompt, prompts=(prompt,), note=note)
+    canvas = [*prompt, *_with_gaps(item, model), model.spec.eos_id]
+    return Question(id=number, text=item.prompt, prompts=(canvas,), filled_from=len(prompt), note=note)
+
+
+def _with_gaps(item: Item, model: TextModel) -> list[int]:
+    """The tokens of the answer, with a mask for each that touches a gap."""
+    ids, end = model.codec.encode(item.answer, special=False), 0
+    for place, token in enumerate(ids):
+        start, end = end, end + len(model.codec.token_text(token))
+        if any(start < gap_end and gap_start < end for gap_start, gap_end in item.gaps):
+            ids[place] = model.spec.mask_id
+    return ids

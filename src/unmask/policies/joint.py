@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from unmask.options import check_number
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, eligible, entropy
-from unmask.rules.selection import best_scored, order_of
+from unmask.rules.selection import order_of
 from unmask.types import Decision, StepView
 
 
@@ -37,20 +37,23 @@ class Joint(Base):
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, candidates = confidence(view), eligible(view)
-        certain = self._within(self.risk, score, candidates)
+        wrong = _added_up(1.0 - score, candidates)
+        certain = candidates & (wrong <= self.risk)
         uncertain = candidates & ~certain
         cost = (entropy(view) * distance_to_decided(uncertain)).where(uncertain, 0.0).where(candidates, torch.inf)
-        pivot = best_scored(-cost, uncertain, 1)
-        goes = pivot & ~_waits(pivot, certain, uncertain, view.proposed)
+        pivot = cost.where(uncertain, torch.inf).argmin(-1, keepdim=True)
+        column = torch.arange(cost.shape[1], device=cost.device)
+        waits = _waits(certain & (column < pivot), uncertain, view.proposed)
+        goes = uncertain & (column == pivot) & ~waits
         budget = self.risk * score.where(goes, 1.0).amin(-1, keepdim=True)
-        return Decision(commit=goes | self._within(budget, score, candidates), score=-cost), None
+        return Decision(commit=goes | (certain & (wrong <= budget)), score=-cost), None
 
-    def _within(
-        self, budget: float | Float[Tensor, "b 1"], score: Float[Tensor, "b k"], candidates: Bool[Tensor, "b k"]
-    ) -> Bool[Tensor, "b k"]:
-        """The most confident positions whose chances of being wrong add up to at most the budget."""
-        wrong = (1.0 - score).where(candidates, torch.inf).gather(-1, order_of(score, candidates))
-        return best_scored(score, candidates, (wrong.cumsum(-1) <= budget).sum(-1))
+
+def _added_up(wrong: Float[Tensor, "b k"], candidates: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+    """At each candidate: its chance of being wrong, and those of all candidates before it, the surest first."""
+    order = order_of(-wrong, candidates)
+    totals = wrong.where(candidates, torch.inf).gather(-1, order).cumsum(-1)
+    return torch.empty_like(totals).scatter(-1, order, totals)
 
 
 def distance_to_decided(uncertain: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
@@ -60,17 +63,12 @@ def distance_to_decided(uncertain: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
 
 
 def _waits(
-    pivot: Bool[Tensor, "b k"],
-    certain: Bool[Tensor, "b k"],
-    uncertain: Bool[Tensor, "b k"],
-    tokens: Int[Tensor, "b k"],
+    before: Bool[Tensor, "b k"], uncertain: Bool[Tensor, "b k"], tokens: Int[Tensor, "b k"]
 ) -> Bool[Tensor, "b 1"]:
-    """Whether the certain tokens before the pivot are more than half as many as the uncertain positions.
+    """Whether the certain tokens `before` the pivot are more than half as many as the uncertain positions.
 
-    Then the text before the pivot grows fast, and the next pass may see the pivot with other eyes. A run of one token,
-    such as the end of the text, counts once.
+    Then the text before the pivot grows fast, and the next pass knows more of the pivot. A run of one token, such as
+    the end of the text, counts once.
     """
     ends_run = pad(tokens[:, 1:] != tokens[:, :-1], (0, 1), value=True)
-    before = pivot.flip(-1).cumsum(-1).flip(-1) > 0
-    grown = (certain & ends_run & before).sum(-1, keepdim=True)
-    return 2 * grown > uncertain.sum(-1, keepdim=True)
+    return 2 * (before & ends_run).sum(-1, keepdim=True) > uncertain.sum(-1, keepdim=True)

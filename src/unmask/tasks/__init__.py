@@ -1,4 +1,4 @@
-"""The tiny suite: four task families with seeded generators and exact checkers. Plain Python, no torch."""
+"""The tiny suite: six task families with seeded generators and exact checkers. Plain Python, no torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from typing import Any
 
 from unmask.tasks.base import Item, Task, tasks
 from unmask.tasks.countdown import Countdown
+from unmask.tasks.gaps import CodeGaps, NumberGaps
 from unmask.tasks.list_functions import ListFunctions
 from unmask.tasks.sudoku import Sudoku
 from unmask.tasks.word_problems import WordProblems
 
-__all__ = ["Countdown", "Item", "ListFunctions", "Sudoku", "Task", "WordProblems", "get", "names"]
+__all__ = [
+    "CodeGaps",
+    "Countdown",
+    "Item",
+    "ListFunctions",
+    "NumberGaps",
+    "Sudoku",
+    "Task",
+    "WordProblems",
+    "get",
+    "names",
+]
 
 
 def get(name: str, **params: Any) -> Task:

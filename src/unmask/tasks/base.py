@@ -25,6 +25,7 @@ class Item:
     answer: str  # a correct answer, in the form the model is taught
     kind: str = ""  # for breakdowns: number of holes, template, count of numbers, chain of primitives
     tests: tuple[str, ...] = ()  # hidden assertions, where the answer is a program
+    gaps: tuple[tuple[int, int], ...] = ()  # spans of the answer to fill in, where the rest of it is given
 
 
 @runtime_checkable
