@@ -10,7 +10,7 @@ HOSTS := .venv/hosts/sglang-$(SGLANG).dist-info
 # Threads that spin for long slow down a busy machine: see docs/performance.md.
 export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: setup demo docs test lint paper paper-full FORCE
+.PHONY: setup demo docs test lint paper paper-full paper-fresh FORCE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -69,7 +69,8 @@ task = $(patsubst $(call recipe,$1)-%,%,$(filter-out $(call recipe,$1),$1))
 measure = OMP_NUM_THREADS=1 $(BIN)/unmask eval recipes/tiny/$(call recipe,$1).yaml $(addprefix --task ,$(call task,$1)) \
 	$(if $(filter speed,$1),,--shared)
 MAIN := $(addprefix main-,word_problems list_functions sudoku countdown-3 countdown-4)
-STUDIES := curves-sudoku sensitivity ablation blocks regions lengths
+LATER := $(MAIN:main-%=later-%)
+STUDIES := $(LATER) curves-sudoku sensitivity ablation blocks regions lengths
 
 # Coarse: a few items a cell, so the intervals are wide. Two processes of one thread each.
 COARSE_ITEMS := 8
@@ -95,4 +96,16 @@ paper-full: setup
 	XZ_OPT=-9 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --exclude=.lock -C runs -cJf docs/results/items.tar.xz paper-full
 
 runs/paper-full/%: FORCE
+	$(call measure,$*) --out $@
+
+# The study of docs/joint.md, on items of its own.
+FRESH := $(MAIN:main-%=fresh/joint-%) fresh/gaps sliding/sliding sliding/sliding16
+
+paper-fresh: setup
+	$(MAKE) --jobs $(JOBS) $(FRESH:%=runs/%)
+	for part in fresh sliding; do \
+		$(BIN)/unmask report runs/$$part --format markdown --format csv --format png --out docs/results/$$part; \
+	done
+
+runs/fresh/% runs/sliding/%: FORCE
 	$(call measure,$*) --out $@

@@ -199,8 +199,8 @@ def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
         ({"tasks": []}, "tasks is missing"),
         ({"tasks": ["sudokus"]}, "unknown task 'sudokus'; did you mean 'sudoku'?"),
         ({"tasks": ["gsm-8k"]}, "did you mean 'gsm8k'?"),
-        ({"tasks": ["sodoku"]}, "did you mean 'sudoku'? known: countdown, "),
-        ({"tasks": ["sodoku"]}, "mbpp, sudoku, word_problems, every task of lm-eval, and the path"),
+        ({"tasks": ["sodoku"]}, "did you mean 'sudoku'? known: code_gaps, countdown, "),
+        ({"tasks": ["sodoku"]}, "mbpp, number_gaps, sudoku, word_problems, every task of lm-eval, and the path"),
         ({"task": "sudoku"}, "task and tasks are both given"),
         ({"tasks": ["sudoku", "sudoku"]}, "tasks has 'sudoku' twice"),
         ({"limit": 0}, "limit must be a whole number of at least 1, got 0"),
@@ -270,7 +270,7 @@ def test_the_shipped_main_table_has_every_row_of_the_papers() -> None:
 
 
 def test_the_tiny_main_table_has_every_policy() -> None:
-    named = {choice.name for choice in read(RECIPES / "tiny" / "main.yaml").policies}
+    named = {c.name for part in ("main", "later") for c in read(RECIPES / "tiny" / f"{part}.yaml").policies}
     assert named == {name for name in policies.names() if type(policies.get(name)).__module__.startswith("unmask.")}
 
 
@@ -289,8 +289,9 @@ def test_make_runs_every_tiny_recipe_and_only_speed_has_the_device_alone(target:
     )
     lines = [line for line in made.stdout.splitlines() if "unmask eval recipes/tiny/" in line]
     recipes = [line.split("recipes/tiny/")[1].split(".yaml")[0] for line in lines]
-    # These belong to the pages about tiny, caches and quantised weights, not to the paper.
-    assert {*recipes, "few-passes", "refresh", "quantize"} == {path.stem for path in (RECIPES / "tiny").glob("*.yaml")}
+    # These belong to the pages about tiny, caches, quantised weights and the rule joint, not to the paper.
+    others = {"few-passes", "refresh", "quantize", "joint", "gaps", "sliding", "sliding16"}
+    assert {*recipes, *others} == {path.stem for path in (RECIPES / "tiny").glob("*.yaml")}
     assert [recipe for recipe, line in zip(recipes, lines, strict=True) if "--shared" not in line] == ["speed"]
     assert recipes[-1] == "speed"
     assert set(recipes[:5]) == {"main"}  # whose rows the others reuse
