@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import os
-import shlex
-import sys
 from collections.abc import Callable, Sequence
-from collections.abc import Generator as Yields
 from dataclasses import dataclass, fields, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.errors import Interrupted, UnknownName, UnmaskError
+from unmask.errors import UnknownName, UnmaskError
 from unmask.options import option
 from unmask.remote.config import ClusterConfig
 
 if TYPE_CHECKING:
     from unmask.bench.workload import Workload
-    from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
-    from unmask.engine.scheduler import Request
     from unmask.evals.executor import Executor
     from unmask.evals.recipe import Checkpoint, Recipe
-    from unmask.evals.store import CellFolder
     from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
     from unmask.policies import Policy
-    from unmask.report.measured import Measured
 
 Live = Annotated[
     bool | None,
@@ -208,52 +200,6 @@ def choose_policy(spec: ModelSpec, name: str | None, pairs: Sequence[str] = ()) 
     return policies.resolve(known, preset_name(spec), parameters=parse_fields(pairs))
 
 
-def with_flags(
-    kind: Any, *, without: Sequence[str] = (), **defaults: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every field of `kind` that has a help text; its first argument is the `kind` itself."""
-    hints = get_type_hints(kind)
-    shown = [item for item in fields(kind) if item.metadata and item.name not in without]
-    flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default)) for item in shown]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        first, *own = inspect.signature(command, eval_str=True).parameters.values()
-
-        @wraps(command)
-        def wrapper(**values: Any) -> None:
-            typed = {item.name: values.pop(item.name) for item in shown}
-            made = kind(**defaults | {name: value for name, value in typed.items() if value is not None})
-            command(**{first.name: made}, **values)
-
-        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        wrapper.__signature__ = inspect.Signature([*keyword, *flags])  # ty: ignore[missing-attribute]
-        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *flags]}
-        del wrapper.__wrapped__
-        return wrapper
-
-    return decorate
-
-
-def _parameter(item: Any, hint: Any, default: Any) -> inspect.Parameter:
-    if get_origin(hint) is Sequence:
-        hint = list[get_args(hint)[0]]  # ty: ignore[invalid-type-form]
-    help_text, names, more = item.metadata["help"], item.metadata.get("names", ()), dict(item.metadata.get("more", {}))
-    if default is not None and default != ():
-        help_text += f" [default: {_in_words(default)}]"
-    make = typer.Argument if more.pop("argument", False) else typer.Option
-    kinds = {int: "N", float: "X", str: "TEXT"}
-    kind = next((kind for kind in kinds if kind in (hint, *get_args(hint))), None)
-    more.setdefault("metavar", kinds.get(kind))
-    annotation = Annotated[hint | None, make(*names, help=help_text, **more)]
-    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _in_words(default: Any) -> str:
-    if isinstance(default, tuple):
-        return ", ".join(map(str, default))
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
 def from_extra(module: str, extra: str, what: str) -> ModuleType:
     """A module that an extra is for; raises an error of one line if a package that it needs is missing."""
     try:
@@ -291,75 +237,3 @@ def check_writable(path: Path | None) -> None:
         return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UnmaskError(f"cannot write {path}: it is a folder, or its folder is missing or not writable")
-
-
-def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
-    if trace is None:
-        if overlap:
-            raise UnmaskError("--trace-overlap needs --trace FILE")
-        return False
-    from unmask.engine.detail import Detail
-
-    return Detail(overlap=overlap)
-
-
-def requests_for(llm: Generator, texts: list[str], *, chat: bool, infill: bool, **options: Any) -> list[Request]:
-    """A request for each text, all of them checked."""
-    if chat and infill:
-        raise UnmaskError("--chat and --infill exclude each other")
-    prompts: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else list(texts)
-    return [llm.request(prompt, infill=infill, **options) for prompt in prompts]
-
-
-def hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
-    """A note where a checkpoint that was trained on conversations continues `plain` prompts; None where none is due."""
-    named = any(word in llm.spec.name.lower() for word in ("instruct", "chat"))
-    if not plain or not named or llm.codec.chat_template is None:
-        return None
-    # A prompt with special tokens in it was put into a template by hand.
-    if any(llm.codec.special_ids & {*llm.codec.encode(text, special=False)} for text in texts):
-        return None
-    return f"{llm.spec.name} answers messages; with --chat the prompt goes through its chat template"
-
-
-@contextlib.contextmanager
-def traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
-    """Write the traces of all requests to one file in the end, also if the work fails or is interrupted."""
-    from unmask.trace.record import Trace
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = "" if path is None else f"; {path} has the passes up to here"
-        raise Interrupted(f"interrupted{kept}") from None
-    finally:
-        if path is not None:
-            Trace.join([request.trace for request in requests if request.trace is not None]).save(path)
-
-
-def viewer(files: list[Path]) -> str:
-    """The page that shows these traces."""
-    from unmask.trace.record import Trace
-    from unmask.web import document
-
-    traces = [(path.name, Trace.load(path)) for path in files]
-    return document([(name, [trace.header, *trace.steps, *trace.results]) for name, trace in traces])
-
-
-def opener(no_browser: bool) -> Callable[[str], None]:
-    """What to do with the URL of a page that is ready."""
-    from unmask.web.show import open_browser
-
-    return (lambda url: None) if no_browser else open_browser
-
-
-def command_line() -> str:
-    """The command as it was typed, to be noted beside its results."""
-    return shlex.join(["unmask", *sys.argv[1:]])
-
-
-def measured(cells: list[CellFolder]) -> list[Measured]:
-    """The numbers of finished cells."""
-    from unmask.report.measured import measured as measure
-
-    return [measure(found.folder.parent.parent.name, found) for found in cells]

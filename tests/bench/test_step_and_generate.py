@@ -20,7 +20,7 @@ from unmask.cli import run
 from unmask.engine.runner import PlainRunner
 from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
-from unmask.terminal import show_timings
+from unmask.screen import show_timings
 
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
 WITHOUT_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

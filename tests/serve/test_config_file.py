@@ -5,7 +5,8 @@ import typer
 
 from unmask import cli
 from unmask.config_file import with_config_file
-from unmask.flags import Backend, Model, with_flags
+from unmask.field_flags import with_flags
+from unmask.flags import Backend, Model
 from unmask.serve.config import ServerConfig
 from unmask.settings import Settings
 
