@@ -5,13 +5,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 import typer
 
-from unmask import cli
+from unmask import cli, policies
 from unmask.cli import run
 from unmask.models.checkpoint.loading import TINY
+from unmask.settings import Settings
 
 COMMANDS = [
     name.split()
@@ -75,6 +78,38 @@ def test_a_wrong_command_is_told_in_our_words(case, capsys):
     assert expected in message
     assert message.count("\n") == 1
     assert not [words for words in THEIRS if words in message]
+
+
+NUMBERS = [item.name for item in fields(Settings) if get_type_hints(Settings)[item.name] in (int, float, int | None)]
+PARAMETERS = [
+    (policy, item.name)
+    for policy in policies.names()
+    for item in fields(policies.get(policy))
+    if type(item.default) in (int, float)
+]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "stop_token_ids", "refresh"])
+def test_a_wrong_setting_is_named_as_it_is_typed(name, capsys):
+    flag = f"--{name.replace('_', '-')}"
+    assert run(["generate", "x", "--model", "toy", flag, "-1"]) == 2
+    assert capsys.readouterr().err.startswith(f"unmask: {flag} must ")
+
+
+@pytest.mark.parametrize(("policy", "name"), PARAMETERS, ids=map(":".join, PARAMETERS))
+def test_a_wrong_parameter_of_a_policy_is_named_as_it_is_typed(policy, name, capsys):
+    assert run(["generate", "x", "--model", "toy", "--policy", policy, "--set", f"{name}=word"]) == 2
+    assert capsys.readouterr().err.startswith(f"unmask: --set {name} must ")
+
+
+def test_what_a_file_says_is_named_as_the_file_has_it(tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: tiny\npolicy: mean_field\ntasks: [sudoku]\nsettings: {top_p: 0.0}\n")
+    assert run(["eval", str(path), "--limit", "1"]) == 2
+    assert capsys.readouterr().err.startswith(f"unmask: {path}: settings: top_p must be")
+    path.write_text("model: tiny\npolicy: mean_field\ntasks: [sudoku]\n")
+    assert run(["eval", str(path), "--data-dir", "no/such/folder"]) == 2
+    assert capsys.readouterr().err == "unmask: --data-dir must be a folder, got no/such/folder\n"
 
 
 @pytest.mark.parametrize("arguments", [["-"], ["--file", "-"], []])

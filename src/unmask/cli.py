@@ -89,8 +89,7 @@ def run(arguments: list[str]) -> int:
     except Interrupted as error:
         return _complain(str(error), INTERRUPTED)
     except UnmaskError as error:
-        message = str(error) if arguments[:1] == ["eval"] else in_flags(str(error))
-        return _complain(message, 1 if isinstance(error, WorkFailed | OutOfMemory) else 2)
+        return _complain(in_flags(error, _flags_of(arguments)), 1 if isinstance(error, WorkFailed | OutOfMemory) else 2)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -100,6 +99,18 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error) or "out of memory", 1)
     # Newer releases of typer turn an interrupt into this status.
     return _complain("interrupted", INTERRUPTED) if status == INTERRUPTED else status or 0
+
+
+def _flags_of(arguments: list[str]) -> set[str]:
+    """The flags of the command that was typed."""
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        if word not in getattr(command, "commands", ()):
+            break
+        command = command.commands[word]
+    flags = {name for each in command.params for name in each.opts}
+    # Of `eval`, most are keys of a recipe too: there, an option is a flag if it was typed.
+    return flags & {word.partition("=")[0] for word in arguments} if command.name == "eval" else flags
 
 
 def _complain(message: str, status: int) -> int:

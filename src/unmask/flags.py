@@ -17,6 +17,7 @@ import typer
 from unmask.errors import UnknownName, UnmaskError
 from unmask.options import option
 from unmask.remote.config import ClusterConfig
+from unmask.settings import Settings
 
 if TYPE_CHECKING:
     from unmask.bench.workload import Workload
@@ -215,6 +216,9 @@ def parse_fields(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals or not key or key == "name":
             raise UnmaskError(f"--set takes KEY=VALUE with a parameter of the policy, got {pair!r}")
+        if key in Settings.__dataclass_fields__:
+            way = f"--{key.replace('_', '-')} {text}"
+            raise UnmaskError(f"--set is for parameters of the policy, and {key} is a setting: give {way}")
         if key in values:
             raise UnmaskError(f"--set {key} is given twice")
         values[key] = _parse_value(text)

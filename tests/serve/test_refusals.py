@@ -44,7 +44,7 @@ WRONG = {
     ),
     "ids beyond the vocabulary": ({"prompt": [10**30]}, "prompt", "token ids in [0,"),
     "half a character": ({"prompt": "\ud800"}, "prompt", "surrogate"),
-    "a mask in a suffix": ({"prompt": "a", "suffix": "[MASK]"}, None, "use infill, or the prompt of /v1/completions"),
+    "a mask in a suffix": ({"prompt": "a", "suffix": "[MASK]"}, None, "give it as the prompt of /v1/completions"),
     "very many prompts": (
         {"prompt": ["a"] * 800_000},
         None,

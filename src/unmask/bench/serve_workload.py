@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WrongOption
 from unmask.options import check_number, check_whole, option
 from unmask.settings import Settings
 
@@ -62,7 +62,7 @@ class ServeWorkload:
         if not (self.url or "http://x").startswith("http://"):
             raise UnmaskError(f"--url must begin with http://, got {self.url!r}")
         for name, value in self.limits().items() if self.url else ():
-            raise UnmaskError(f"{name} is for the server that is started here, got {value} with --url {self.url}")
+            raise WrongOption(name, f"is for the server that is started here, got {value} with --url {self.url}")
         for cache in self.caches:
             self.settings(cache)  # raises if a value is wrong
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnknownName, WrongOption
 from unmask.options import option
 from unmask.settings import Settings
 
@@ -43,7 +43,7 @@ class Workload:
         _check_least("repeats", [self.repeats], 1)
         most = min(self.prompt_tokens)
         if self.shortest_prompt is not None and not 1 <= self.shortest_prompt <= most:
-            raise UnmaskError(f"the shortest prompt must have 1 to {most} tokens, got {self.shortest_prompt}")
+            raise WrongOption("shortest_prompt", f"must be in [1, {most}], got {self.shortest_prompt}")
         sizes: dict[str, Any] = {"max_tokens": self.max_tokens, "block_size": self.block_size, "seed": self.seed}
         for cache in self.caches or ("none",):
             for refresh in self.refreshes:
@@ -81,4 +81,4 @@ class RuleWorkload:
 def _check_least(name: str, values: Sequence[int], least: int) -> None:
     """Refuse a list that is empty, or has a smaller number."""
     if not values or min(values) < least:
-        raise UnmaskError(f"{name} must be at least {least}, got {min(values, default='none')}")
+        raise WrongOption(name, f"must be at least {least}, got {min(values, default='none')}")

@@ -26,7 +26,7 @@ from unmask.engine.run import dropped, events_of, outputs_of
 from unmask.engine.runner import Runner, runner_for
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.timed import TimedRunner
-from unmask.errors import UnmaskError
+from unmask.errors import WrongOption
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy
 from unmask.settings import Settings, SettingsFields
@@ -233,7 +233,7 @@ class Generator:
         Options are those of `generate`. If a request fails, the others are decoded before its error is raised.
         """
         if batch_size < 1:
-            raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
+            raise WrongOption("batch_size", f"must be at least 1, got {batch_size}")
         runner = TimedRunner(self.model, self._pool) if timed else self._runner()
         return outputs_of(requests, runner, batch_size=batch_size, on_step=on_step, on_output=on_output)
 
@@ -286,7 +286,7 @@ class Generator:
         """
         for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
             if value < 1:
-                raise UnmaskError(f"{name} must be at least 1, got {value}")
+                raise WrongOption(name, f"must be at least 1, got {value}")
         job = plan(self.model, policy, settings, shorthand)
         check_length(self.spec, prompt_tokens, job.max_tokens)
         cuda = fast_module("unmask.engine.cuda.warmup", self.model.device)

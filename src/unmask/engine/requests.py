@@ -10,7 +10,7 @@ from unmask.engine.detail import Detail
 from unmask.engine.plan import Plan
 from unmask.engine.prompts import Prompt
 from unmask.engine.scheduler import Request
-from unmask.errors import TooLong, UnmaskError
+from unmask.errors import TooLong, UnmaskError, WrongOption
 from unmask.models.base import LoadedModel, ModelSpec
 from unmask.settings import Settings
 from unmask.trace.record import Trace
@@ -23,8 +23,12 @@ def continuing(
     spec = loaded.model.spec
     if spec.mask_id in prompt or spec.mask_id in suffix:
         mask = loaded.codec.token_text(spec.mask_id)
-        way = "to fill masks inside a text, use infill, or the prompt of /v1/completions"
-        raise UnmaskError(f"the prompt contains the mask token {mask}; {way}")
+        problem = f"the prompt contains the mask token {mask}; to fill masks inside a text,"
+        raise UnmaskError(
+            f"{problem} use infill",
+            flags=f"{problem} use --infill of `unmask generate`",
+            http=f"{problem} give it as the prompt of /v1/completions, without a suffix",
+        )
     check_length(spec, len(prompt) + len(suffix), job.max_tokens)
     return _made(loaded, [*prompt, *[spec.mask_id] * job.max_tokens, *suffix], job, detail, infills=False)
 
@@ -82,7 +86,7 @@ def check_infill(suffix: Prompt | None, settings: Settings | None, shorthand: Ma
     given = {"suffix": suffix, **shorthand}
     for name in ("suffix", "max_tokens", "stop", "stop_token_ids"):
         if given.get(name) or getattr(settings, name, None):
-            raise UnmaskError(f"infill fills the masks that are there: {name} does not apply")
+            raise WrongOption(name, "does not apply: infill fills the masks that are there")
 
 
 def detail_of(trace: bool | Detail) -> Detail | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WrongOption
 from unmask.options import check_number, check_whole, option
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
@@ -56,15 +56,15 @@ class ServerConfig:
         check_whole(self, "warmup_prompt_tokens", "seed", least=0, optional=True)
         check_whole(self, "max_requests_per_key", least=1, optional=True)
         if not 0 <= self.port < 2**16:
-            raise UnmaskError(f"port must be in [0, 65535], got {self.port}")
+            raise WrongOption("port", f"must be in [0, 65535], got {self.port}")
         for name in ("host", "served_model_name", "api_key_file"):
             if getattr(self, name) == "":
-                raise UnmaskError(f"{name} must not be empty")
+                raise WrongOption(name, "must not be empty")
         if not (self.served_model_name or "").isprintable():
-            raise UnmaskError(f"served_model_name must be printable, got {self.served_model_name!r}")
+            raise WrongOption("served_model_name", f"must be printable, got {self.served_model_name!r}")
         for origin in self.cors_origin:
             if not _ORIGIN.fullmatch(origin):
-                raise UnmaskError(f"cors_origin must be * or like https://example.com:8443, got {origin!r}")
+                raise WrongOption("cors_origin", f"must be * or like https://example.com:8443, got {origin!r}")
         for key in self.api_keys:
             if not key or not key.isprintable() or key != key.strip():
                 raise UnmaskError("the API key must be printable UTF-8, without white space at its ends")

@@ -78,7 +78,7 @@ def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
     job = plan(llm.model, policy, settings)
     if job.max_tokens >= llm.spec.max_length:
         room = f"leaves no room for a prompt in the {llm.spec.max_length} positions of {llm.spec.name}"
-        raise UnmaskError(f"max_tokens={job.max_tokens} {room}; give a smaller --max-tokens")
+        raise UnmaskError(f"max_tokens={job.max_tokens} {room}; give a smaller number")
     return job
 
 
