@@ -162,7 +162,14 @@ def test_the_version_is_shown(capsys):
 def test_help_tells_every_default(capsys):
     assert run(["generate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for default in ("0.0", "1.0", "[default: 0]", "[default: false]", "[default: true]", "[default: block]"):
+    for default in (
+        "[default: 0]",
+        "[default: 1]",
+        "[default: 32]",
+        "[default: false]",
+        "[default: true]",
+        "[default: block]",
+    ):
         assert default in text
 
 

@@ -20,9 +20,15 @@ from unmask.commands.policies import policies
 from unmask.commands.serve import batch, serve
 from unmask.complaints import complaint_of, in_flags
 from unmask.errors import Interrupted, OutOfMemory, UnmaskError, WorkFailed
+from unmask.help_pages import Command, Group
 
 INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
-_PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+_PLAIN: dict[str, Any] = {
+    "cls": Group,
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
 # The base class of errors about the command itself; newer releases of typer carry a click of their own.
 _UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 _VERBS = {
@@ -38,14 +44,12 @@ _VERBS = {
 }
 _BENCH = {"rule": bench_rule, "step": bench_step, "generate": bench_generate, "serve": bench_serve}
 
-app = typer.Typer(
-    name="unmask", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, **_PLAIN
-)
-bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.", **_PLAIN)
+app = typer.Typer(name="unmask", context_settings={"help_option_names": ["-h", "--help"]}, **_PLAIN)
+bench = typer.Typer(help="Measure speed on this machine.", **_PLAIN)
 app.add_typer(bench, name="bench")
 for _group, _verbs in ((app, _VERBS), (bench, _BENCH)):
     for _name, _command in _verbs.items():
-        _group.command(_name)(_command)
+        _group.command(_name, cls=Command)(_command)
 
 
 def _show_version(wanted: bool) -> bool:

@@ -12,12 +12,15 @@ import typer
 
 
 def with_flags(
-    kind: Any, *, without: Sequence[str] = (), **defaults: Any
+    kind: Any, heading: str = "Options", *, without: Sequence[str] = (), **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every field of `kind` that has a help text; its first argument is the `kind` itself."""
+    """Give a command a flag for every field of `kind` that has a help text; its first argument is the `kind` itself.
+
+    `heading` is that of the flags on the help page; `defaults` replace those of the fields.
+    """
     hints = get_type_hints(kind)
     shown = [item for item in fields(kind) if item.metadata and item.name not in without]
-    flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default)) for item in shown]
+    flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default), heading) for item in shown]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         first, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -37,13 +40,15 @@ def with_flags(
     return decorate
 
 
-def _parameter(item: Any, hint: Any, default: Any) -> inspect.Parameter:
+def _parameter(item: Any, hint: Any, default: Any, heading: str) -> inspect.Parameter:
     if get_origin(hint) is Sequence:
         hint = list[get_args(hint)[0]]  # ty: ignore[invalid-type-form]
     help_text, names, more = item.metadata["help"], item.metadata.get("names", ()), dict(item.metadata.get("more", {}))
-    if default is not None and default != ():
+    switch = names and default is False  # it can only be turned on
+    if default is not None and default != () and not switch:
         help_text += f" [default: {_in_words(default)}]"
     make = typer.Argument if more.pop("argument", False) else typer.Option
+    more["rich_help_panel"] = heading
     kinds = {int: "N", float: "X", str: "TEXT"}
     kind = next((kind for kind in kinds if kind in (hint, *get_args(hint))), None)
     more.setdefault("metavar", kinds.get(kind))
@@ -54,4 +59,6 @@ def _parameter(item: Any, hint: Any, default: Any) -> inspect.Parameter:
 def _in_words(default: Any) -> str:
     if isinstance(default, tuple):
         return ", ".join(map(str, default))
+    if isinstance(default, float):
+        return f"{default:g}"
     return str(default).lower() if isinstance(default, bool) else str(default)

@@ -32,7 +32,9 @@ Live = Annotated[
     typer.Option("--live/--no-live", help="Show the canvas as it fills. [default: one prompt, on a terminal]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine to serve at; 0: a free one.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, metavar="N", help="Port of this machine. [default: 0, which is a free one]")
+]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Do not open a browser; the URL is printed.")]
 SET = ("--set",)
 
@@ -41,9 +43,9 @@ SET = ("--set",)
 class Device:
     """The device, dtype and quantisation of a model, and the threads to run it."""
 
-    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]")
-    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]")
-    quantize: str | None = option(None, "fp8 or int8: weights of the blocks in 8 bits. [default: off]")
+    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]", metavar="NAME")
+    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]", metavar="NAME")
+    quantize: str | None = option(None, "Keep the weights of the blocks in 8 bits. [default: off]", metavar="fp8|int8")
     threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", min=1)
 
     def __post_init__(self) -> None:
@@ -55,10 +57,12 @@ class Device:
 class Model(Device):
     """Which model to decode with, and how positions are chosen."""
 
-    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
-    revision: str | None = option(None, "Branch, tag or commit of a hub name.")
-    policy: str | None = option(None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]")
-    set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.", metavar="NAME")
+    revision: str | None = option(None, "Branch, tag or commit of a hub name.", metavar="NAME")
+    policy: str | None = option(
+        None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]", metavar="NAME"
+    )
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
 
     def __post_init__(self) -> None:
         Device.__post_init__(self)
@@ -94,10 +98,14 @@ class Model(Device):
 class Evaluation(Device):
     """What `unmask eval` measures: a recipe, and the flags that replace keys of it."""
 
-    model: Sequence[str] = option((), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]")
-    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).")
+    model: Sequence[str] = option(
+        (), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]", metavar="NAME"
+    )
+    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).", metavar="NAME")
     policy: Sequence[str] = option(
-        (), "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]"
+        (),
+        "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]",
+        metavar="NAME",
     )
     limit: int | None = option(None, "At most so many items a cell.", min=1)
     data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
@@ -129,7 +137,7 @@ class Evaluation(Device):
 class Backend(ClusterConfig):
     """Where batches are decoded: in this process, or by replicas on a cluster."""
 
-    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.")
+    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.", metavar="NAME")
 
     def loader(self) -> Callable[[Checkpoint], Executor]:
         """The function that loads a model of a recipe there."""
@@ -163,7 +171,7 @@ class BenchModel(Device):
 
     model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
     shape: str | None = option(
-        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
+        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]", metavar="NAME"
     )
     random_weights: bool = option(False, "Only the sizes are real: no weights are read.", "--random-weights")
 
@@ -180,9 +188,9 @@ class BenchPolicy(BenchModel):
     """What `unmask bench step` and `generate` measure: a model, and how positions are chosen."""
 
     policy: str | None = option(
-        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]"
+        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]", metavar="NAME"
     )
-    set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
 
     def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
         """The model, and the workload with the policy in it."""

@@ -56,10 +56,12 @@ class Settings:
     cache: str | None = option(
         None,
         "Keys and values reused between passes: none, prefix, dual or exact; default: exact for block-causal models.",
+        metavar="NAME",
     )
     refresh: str = option(
         "block",
         "When a cache is recomputed: block, blocks:N for every N blocks, or drift:X when states have moved by X.",
+        metavar="WHEN",
     )
     stop: Sequence[str] = option((), "Cut the text before this string (may be repeated).")
     stop_token_ids: Sequence[int] = option((), "Cut the text before this token id (may be repeated).")

@@ -26,10 +26,16 @@ class Workload:
     )
     batches: Sequence[int] = option((1,), "Rows decoded together (may be repeated).", "--batch")
     caches: Sequence[str] = option(
-        (), "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]", "--cache"
+        (),
+        "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]",
+        "--cache",
+        metavar="NAME",
     )
     refreshes: Sequence[str] = option(
-        ("block",), "When a cache is recomputed: block, blocks:N or drift:X (may be repeated).", "--refresh"
+        ("block",),
+        "When a cache is recomputed: block, blocks:N or drift:X (may be repeated).",
+        "--refresh",
+        metavar="WHEN",
     )
     max_tokens: int = option(256, "Tokens to generate.")
     block_size: int | None = option(None, "Positions per block. [default: 32, or what a block-causal model has]")
@@ -58,9 +64,11 @@ class RuleWorkload:
     vocabularies: Sequence[int] = option((126_464,), "Vocabulary V (may be repeated).", "--vocabulary")
     batches: Sequence[int] = option((1,), "Rows (may be repeated).", "--batch")
     dtype: str | None = option(
-        None, "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]"
+        None,
+        "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]",
+        metavar="NAME",
     )
-    device: str = option("cpu", "cpu, cuda or mps.")
+    device: str = option("cpu", "cpu, cuda or mps.", metavar="NAME")
     repeats: int = option(5, "Runs of each; the median counts.")
     seed: int = option(0, "Of the random logits.")
     policies: Sequence[str] = option((), "Also time the decision of this policy (may be repeated).", "--policy")

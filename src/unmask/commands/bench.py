@@ -17,7 +17,7 @@ from unmask.errors import WorkFailed
 from unmask.field_flags import with_flags
 
 
-@with_flags(RuleWorkload)
+@with_flags(RuleWorkload, "Workload")
 def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
     """Time the mean-field rule beside the formula as printed.
 
@@ -30,8 +30,8 @@ def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
     _show_timings(timings, as_json=as_json)
 
 
-@with_flags(Workload, repeats=5)
-@with_flags(flags.BenchPolicy)
+@with_flags(Workload, "Workload", repeats=5)
+@with_flags(flags.BenchPolicy, "Model and policy")
 def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
     """Time single forward passes: model, policy, commit.
 
@@ -44,8 +44,8 @@ def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Jso
     _show_timings(timings, as_json=as_json)
 
 
-@with_flags(Workload)
-@with_flags(flags.BenchPolicy)
+@with_flags(Workload, "Workload")
+@with_flags(flags.BenchPolicy, "Model and policy")
 def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
     """Time whole requests: tokens/s of everything decoded.
 
@@ -58,8 +58,8 @@ def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags
     _show_timings(timings, as_json=as_json)
 
 
-@with_flags(ServeWorkload)
-@with_flags(flags.BenchModel)
+@with_flags(ServeWorkload, "Workload")
+@with_flags(flags.BenchModel, "Model")
 def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: flags.Json = False) -> None:
     """Put a server under load, and check every answer.
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from unmask.report.measured import Measured
 
 
-@with_flags(flags.Backend)
-@with_flags(flags.Evaluation)
+@with_flags(flags.Backend, "Cluster")
+@with_flags(flags.Evaluation, "What is measured")
 def evaluate(
     asked: flags.Evaluation,
     backend: flags.Backend,

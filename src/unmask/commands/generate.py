@@ -29,14 +29,14 @@ def open_model(chosen: flags.Model) -> tuple[Any, Any]:
         return chosen.open(on_bytes=on_bytes)
 
 
-@with_flags(Settings)
-@with_flags(flags.Model)
+@with_flags(Settings, "Settings")
+@with_flags(flags.Model, "Model and policy")
 def generate(
     chosen: flags.Model,
     settings: Settings,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Several are decoded together.")] = None,
     file: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Read a prompt; .jsonl: many; -: stdin.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Read a prompt; .jsonl: many; -: stdin (may be repeated).")
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the checkpoint's chat template.")] = False,
     infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
@@ -44,7 +44,7 @@ def generate(
         Path | None, typer.Option(metavar="FILE", help="Record every forward pass to this file (JSON lines).")
     ] = None,
     trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts decoded together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts decoded together. [default: 32]")] = 32,
     live: flags.Live = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, one object per line; --json=full: with canvas and step map.")
@@ -122,8 +122,8 @@ def _traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
             Trace.join([request.trace for request in requests if request.trace is not None]).save(path)
 
 
-@with_flags(Settings, early_stop=True)
-@with_flags(flags.Model)
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
 def chat(
     chosen: flags.Model,
     settings: Settings,

@@ -15,8 +15,8 @@ from unmask.serve.keys import with_keys
 from unmask.settings import Settings
 
 
-@with_flags(Settings, early_stop=True)
-@with_flags(flags.Model)
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
 def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_browser: flags.NoBrowser = False) -> None:
     """Watch masks fill in the browser.
 
@@ -31,7 +31,9 @@ def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_brows
 
 def view(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces; two are shown side by side.")],
-    html: Annotated[Path | None, typer.Option(help="Write the viewer to one file that needs no server.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the viewer to one file that needs no server.")
+    ] = None,
     port: flags.Port = 0,
     no_browser: flags.NoBrowser = False,
 ) -> None:

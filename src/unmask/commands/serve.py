@@ -20,10 +20,10 @@ from unmask.settings import Settings
 
 
 @with_config_file
-@with_flags(ServerConfig)
-@with_flags(Settings, without=["seed"], early_stop=True)  # the server's own flag knows whether it was given
-@with_flags(flags.Backend)
-@with_flags(flags.Model)
+@with_flags(ServerConfig, "Server")
+@with_flags(Settings, "Settings", without=["seed"], early_stop=True)  # the server's own flag knows whether it was given
+@with_flags(flags.Backend, "Cluster")
+@with_flags(flags.Model, "Model and policy")
 def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
     """Serve a model over HTTP, for OpenAI's clients.
 
@@ -41,16 +41,16 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
             serving.Server(llm, config, policy=policy, **how).run(bound)
 
 
-@with_flags(flags.Backend)
-@with_flags(Settings, early_stop=True)
-@with_flags(flags.Model)
+@with_flags(flags.Backend, "Cluster")
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
 def batch(
     chosen: flags.Model,
     settings: Settings,
     backend: flags.Backend,
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Texts decoded together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Texts decoded together. [default: 32]")] = 32,
     served_model_name: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Name of the model in requests.")
     ] = None,
