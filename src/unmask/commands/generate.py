@@ -98,8 +98,7 @@ def _requests(llm: Generator, texts: list[str], *, chat: bool, infill: bool, **o
 
 def _hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
     """A note where a checkpoint that was trained on conversations continues `plain` prompts; None where none is due."""
-    named = any(word in llm.spec.name.lower() for word in ("instruct", "chat"))
-    if not plain or not named or llm.codec.chat_template is None:
+    if not plain or not llm.spec.converses:
         return None
     # A prompt with special tokens in it was put into a template by hand.
     if any(llm.codec.special_ids & {*llm.codec.encode(text, special=False)} for text in texts):
