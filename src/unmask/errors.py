@@ -7,7 +7,7 @@ with 1 if the request was fine, but work failed or memory ran out; with 130 if t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 KEYWORD = re.compile(r"(?<![\w'\"-])(\w+)=('[^']*'|[\w.]+)")  # an option and its value in a message, as Python has them
@@ -58,6 +58,13 @@ class UnknownName(UnmaskError):
 
     def __reduce__(self) -> tuple[type[UnmaskError], tuple[str]]:
         return UnmaskError, (str(self),)  # pickled by its message
+
+
+def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> None:
+    """Raise for the first name that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise UnknownName(kind, str(name), known)
 
 
 class CheckpointError(UnmaskError):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypedDict, Unpack
 
-from unmask.errors import UnknownName, WrongOption
+from unmask.errors import WrongOption, check_known
 from unmask.options import check_choice, check_flag, check_number, check_whole, documented, option
 
 CACHES = ("none", "prefix", "dual", "exact")
@@ -124,10 +124,7 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         """Settings from plain data; an unknown key is an error with a near match."""
-        known = [item.name for item in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise UnknownName("setting", str(key), known)
+        check_known("setting", values, [item.name for item in fields(cls)])
         return cls(**values)
 
     def with_(self, **changes: Unpack[SettingsFields]) -> Settings:

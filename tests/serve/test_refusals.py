@@ -12,7 +12,7 @@ from unmask import Settings, policies
 from unmask.serve import schema
 from unmask.serve.errors import ApiError
 from unmask.serve.guard import MOST_CONTAINERS
-from unmask.serve.translate import asked_by
+from unmask.serve.translate import translate
 
 CHAT = "/v1/chat/completions"
 HI = {"prompt": "Hi", "max_tokens": 4}
@@ -254,7 +254,7 @@ def test_a_text_takes_no_more_passes_than_the_model_has_positions(toy):
     server = {"policy": policies.get("fixed", passes=40), "settings": Settings(max_tokens=256), "most": 1}
 
     def chosen(decoding):
-        return asked_by(schema.CompletionRequest(prompt="x", decoding=decoding), toy, **server).policy.passes
+        return translate(schema.CompletionRequest(prompt="x", decoding=decoding), toy, **server).policy.passes
 
     assert chosen(None) == chosen({"step_map": True}) == chosen({"schedule": "dream"}) == 40
     assert chosen({"passes": 512}) == 512  # over each of eight blocks
@@ -268,7 +268,7 @@ def test_a_text_takes_no_more_passes_than_the_model_has_positions(toy):
 def test_the_servers_own_policy_is_not_held_against_the_bounds_for_requests(toy):
     server = {"policy": policies.get("mean_field", iterations=100), "settings": Settings(), "most": 1}
     body = schema.CompletionRequest(prompt="x", decoding={"threshold": 0.5})
-    assert asked_by(body, toy, **server).policy.iterations == 100
+    assert translate(body, toy, **server).policy.iterations == 100
 
 
 @pytest.mark.parametrize("body", [{"prompt": "x" * 5000}, {**HI, "max_tokens": 4096}, {"prompt": [{"mask": 5000}]}])

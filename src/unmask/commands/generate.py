@@ -64,9 +64,9 @@ def generate(
     requests, asking = _requests(llm, texts, chat=chat, infill=infill, **options), iter(given)
 
     def show(output: Output) -> None:
-        asked_by = next(asking)
+        prompt = next(asking)
         if as_json:
-            print(result_of(output.to_dict(), asked_by, full=json_full), flush=True)
+            print(result_of(output.to_dict(), prompt, full=json_full), flush=True)
         else:
             terminal.show_text(output.text)
 

@@ -6,7 +6,7 @@ key. `expand.py`, which knows the model, fills in what a recipe leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -14,16 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from unmask import policies
-from unmask.errors import UnknownName, UnmaskError, WrongOption
+from unmask.errors import UnknownName, UnmaskError, WrongOption, check_known
 from unmask.evals import tiny_suite
 from unmask.evals.cell import TABLES
 from unmask.evals.harness import BENCHMARKS, unknown_task
 from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
 from unmask.settings import Settings
+from unmask.yaml_file import read_mapping
 
 PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
@@ -100,14 +99,7 @@ _TRUTHS, _TEXTS = ("allow_unsandboxed", "shared"), ("title", "data_dir", "table"
 
 def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in that file; a flag that is not None wins over the key of its name, singular or plural."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnmaskError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UnmaskError(f"the recipe {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise UnmaskError(f"the recipe {path} must be a mapping of keys such as model, policy and tasks")
+    values = read_mapping(path, "recipe", "keys such as model, policy and tasks")
     return parse(values, flags, source=str(path), name=path.stem)
 
 
@@ -158,7 +150,7 @@ def _at(place: str) -> Generator[None]:
         raise UnmaskError(f"{place}: {error}") from error
 
 
-def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
+def _check_keys(kind: str, given: Iterable[Any], known: Collection[str]) -> None:
     """Refuse an unknown key: say what it is called here, where it belongs, or the nearest known one."""
     for key in (key for key in given if key not in known):
         if key in _FOREIGN:
@@ -168,7 +160,7 @@ def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
         if owner := policies.owner_of(str(key)):
             way = f"policy: {{name: {owner}, {key}: ...}}"
             raise UnmaskError(f"unknown {kind} {key!r}; it is a parameter of a policy: {way}")
-        raise UnknownName(kind, str(key), known)
+    check_known(kind, given, known)
 
 
 def _several(given: Mapping[str, Any], key: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:

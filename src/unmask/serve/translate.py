@@ -82,7 +82,7 @@ def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
     return job
 
 
-def asked_by(
+def translate(
     body: Body, llm: Generator, *, policy: Policy, settings: Settings, most: int, draw_seed: bool = False
 ) -> Asked:
     """What the request asks for; `policy` and `settings` are the defaults, `most` is the number of texts allowed.
