@@ -54,6 +54,11 @@ WRONG = {
     "too long with a suffix": ({"prompt": "x", "suffix": "x" * 5000}, None, "4096 positions"),
     "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),
     "nothing to write": ({**HI, "max_tokens": 0}, "max_tokens", "at least 1"),
+    "nothing to write, by the newer name": (
+        {"prompt": "Hi", "max_completion_tokens": 0},
+        "max_completion_tokens",
+        "max_completion_tokens must be",
+    ),
     "a word for a number": ({**HI, "temperature": "hot"}, "temperature", "temperature must be a valid number"),
     "temperature below 0": ({**HI, "temperature": -1}, "temperature", "at least 0"),
     "top_p of 0": ({**HI, "top_p": 0}, "top_p", "(0, 1]"),
@@ -142,7 +147,7 @@ WRONG = {
     "a cache that the policy cannot use": (
         {**HI, "decoding": {"policy": "dawn", "cache": "dual"}},
         "decoding",
-        "dawn needs",
+        "cannot run with cache: 'dual'",
     ),
 }
 UNSUPPORTED = {
