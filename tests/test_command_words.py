@@ -62,6 +62,7 @@ def test_help_of_the_command_tells_what_each_verb_does_however_narrow(capsys, mo
 WRONG = {
     "unknown flag": (["generate", "x", "--max-token", "5"], "unknown flag '--max-token'; did you mean '--max-tokens'?"),
     "flag unlike any": (["generate", "x", "--zzz"], "unknown flag '--zzz'; see `unmask generate --help`"),
+    "argument as a flag": (["bench", "step", "--model", "toy"], "unknown flag '--model'; give MODEL without a flag"),
     "unknown command": (["generat"], "unknown command 'generat'; did you mean 'generate'?"),
     "unknown benchmark": (["bench", "stp"], "did you mean 'step'?"),
     "no number": (["generate", "x", "--temperature", "hot"], "--temperature must be a number, got 'hot'"),

@@ -51,6 +51,8 @@ def complaint_of(error: Any) -> str:
         return message
     if option := getattr(error, "option_name", None) if message.startswith("No such option") else None:
         flags = [name for each in ctx.command.params for name in (*each.opts, *each.secondary_opts)] if ctx else []
+        if (word := option.lstrip("-")) in flags:  # an argument has no dashes
+            return f"unknown flag {option!r}; give {word.upper()} without a flag: {see}"
         return _unknown("flag", option, [name for name in flags if name.startswith("--")], see)
     if found := re.match(r"No such command '(.*?)'", message):
         return str(UnknownName("command", found[1], getattr(ctx.command, "commands", ()) if ctx else ()))

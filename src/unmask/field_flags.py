@@ -19,7 +19,9 @@ def with_flags(
     `heading` is that of the flags on the help page; `defaults` replace those of the fields.
     """
     hints = get_type_hints(kind)
+    order = [name for each in kind.__mro__ for name in inspect.get_annotations(each)]  # its own before inherited ones
     shown = [item for item in fields(kind) if item.metadata and item.name not in without]
+    shown.sort(key=lambda item: order.index(item.name))
     flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default), heading) for item in shown]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

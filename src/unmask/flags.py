@@ -36,6 +36,8 @@ Port = Annotated[
     int, typer.Option(min=0, max=65535, metavar="N", help="Port of this machine. [default: 0, which is a free one]")
 ]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Do not open a browser; the URL is printed.")]
+ROWS = 32
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help=f"Texts decoded together. [default: {ROWS}]")]
 SET = ("--set",)
 
 

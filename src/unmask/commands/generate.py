@@ -44,7 +44,7 @@ def generate(
         Path | None, typer.Option(metavar="FILE", help="Record every forward pass to this file (JSON lines).")
     ] = None,
     trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts decoded together. [default: 32]")] = 32,
+    batch_size: flags.BatchSize = flags.ROWS,
     live: flags.Live = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, one object per line; --json=full: with canvas and step map.")
@@ -76,6 +76,23 @@ def generate(
         else:
             with progress.decoding(len(requests)) as on_step:
                 llm.run(requests, batch_size=batch_size, on_step=on_step, on_output=show)
+
+
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
+def chat(
+    chosen: flags.Model,
+    settings: Settings,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")] = None,
+    live: flags.Live = None,
+) -> None:
+    """Talk with a model; /help lists the commands of the conversation."""
+    from unmask.conversation import Conversation
+
+    watched = terminal.watches(live)
+    llm, policy = open_model(chosen)
+    talk = Conversation(llm, policy=policy, settings=settings, system=system)
+    terminal.converse(talk, chosen.about, live=watched)
 
 
 def _detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
@@ -119,20 +136,3 @@ def _traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
     finally:
         if path is not None:
             Trace.join([request.trace for request in requests if request.trace is not None]).save(path)
-
-
-@with_flags(Settings, "Settings", early_stop=True)
-@with_flags(flags.Model, "Model and policy")
-def chat(
-    chosen: flags.Model,
-    settings: Settings,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")] = None,
-    live: flags.Live = None,
-) -> None:
-    """Talk with a model; /help lists the commands of the conversation."""
-    from unmask.conversation import Conversation
-
-    watched = terminal.watches(live)
-    llm, policy = open_model(chosen)
-    talk = Conversation(llm, policy=policy, settings=settings, system=system)
-    terminal.converse(talk, chosen.about, live=watched)

@@ -50,7 +50,7 @@ def batch(
     backend: flags.Backend,
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Texts decoded together. [default: 32]")] = 32,
+    batch_size: flags.BatchSize = flags.ROWS,
     served_model_name: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Name of the model in requests.")
     ] = None,
