@@ -71,7 +71,7 @@ class RuleWorkload:
     device: str = option("cpu", "cpu, cuda or mps.", metavar="NAME")
     repeats: int = option(5, "Runs of each; the median counts.")
     seed: int = option(0, "Of the random logits.")
-    policies: Sequence[str] = option((), "Also time the decision of this policy (may be repeated).", "--policy")
+    policies: Sequence[str] = option((), "Also time this policy (may be repeated).", "--policy", metavar="NAME")
     naive: bool = option(
         True, "Also time the formula as printed in the paper, over m x m x V.", "--printed/--no-printed"
     )
