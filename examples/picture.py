@@ -107,7 +107,8 @@ def one_pass(llm: unmask.Generator) -> str:
         for line, (word, p) in enumerate(zip((best, second), likely.values[place].tolist(), strict=True)):
             y = 96 + 36 * line
             word = "end" if word.startswith("<|") else word
-            parts += [box(x, y + 4, 38 * p, 6, "bar", 1), text(x + 10, y, word, "s" if len(word) > 1 else "")]
+            at, size = (10, "") if len(word) == 1 else (7, "s")
+            parts += [box(x, y + 4, 38 * p, 6, "bar", 1), text(x + at, y, word, size)]
             parts += [text(x + 29, y, f".{100 * p:02.0f}", "s q")]
         parts += [box(x + 9, 262 - 60 * intensity, 20, 60 * intensity, "go" if committed else "bar", 1)]
         parts += [box(x, 304, 38, 26, "done" if committed else "box")]

@@ -162,7 +162,14 @@ def test_the_version_is_shown(capsys):
 def test_help_tells_every_default(capsys):
     assert run(["generate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for default in ("0.0", "1.0", "[default: 0]", "[default: false]", "[default: true]", "[default: block]"):
+    for default in (
+        "[default: 0]",
+        "[default: 1]",
+        "[default: 32]",
+        "[default: false]",
+        "[default: true]",
+        "[default: block]",
+    ):
         assert default in text
 
 
@@ -213,20 +220,23 @@ WRONG = {
     "empty prompt among others": (["generate", "x", ""], "prompt 2 of 2 is empty"),
     "policy name as a field": (["generate", "x", "--set", "name=random"], "KEY=VALUE"),
     "chat and infill": (["generate", "x", "--chat", "--infill"], "exclude each other"),
-    "length of an infilled text": (["generate", "--infill", "[MASK]", "--max-tokens", "3"], "does not apply"),
+    "length of an infilled text": (
+        ["generate", "--infill", "[MASK]", "--max-tokens", "3"],
+        "--max-tokens does not apply",
+    ),
     "unknown policy": (["generate", "x", "--policy", "meanfield"], "did you mean 'mean_field'?"),
     "unknown policy field": (["generate", "x", "--set", "treshold=1"], "did you mean 'threshold'?"),
-    "policy field out of range": (["generate", "x", "--set", "threshold=7"], "threshold must be"),
+    "policy field out of range": (["generate", "x", "--set", "threshold=7"], "--set threshold must be"),
     "policy field without a value": (["generate", "x", "--set", "threshold"], "KEY=VALUE"),
     "policy field twice": (["generate", "x", "--set", "threshold=.5", "--set", "threshold=.6"], "given twice"),
-    "setting as a policy field": (["generate", "x", "--set", "max_tokens=5"], "unknown parameter"),
+    "setting as a policy field": (["generate", "x", "--set", "max_tokens=5"], "give --max-tokens 5"),
     "unknown flag": (["generate", "x", "--max-token", "5"], "--max-tokens"),
     "not a number": (["generate", "x", "--temperature", "hot"], "--temperature"),
     "no number, by its value": (["generate", "x", "--temperature", "hot"], "'hot'"),
     "several values in one": (["bench", "rule", "--positions", "8,16"], "'8,16'"),
-    "setting out of range": (["generate", "x", "--top-p", "0"], "top_p must be a number in (0, 1]"),
+    "setting out of range": (["generate", "x", "--top-p", "0"], "--top-p must be a number in (0, 1]"),
     "unknown cache": (["generate", "x", "--cache", "dul"], "did you mean 'dual'?"),
-    "malformed refresh": (["generate", "x", "--refresh", "often"], "refresh must be"),
+    "malformed refresh": (["generate", "x", "--refresh", "often"], "--refresh must be"),
     "missing folder": (["generate", "x", "--model", "./no/such/folder"], "no such folder"),
     "prompt too long": (["generate", "x" * 5000], "4096 positions"),
     "missing file": (["generate", "--file", "no-such-file"], "cannot read no-such-file"),

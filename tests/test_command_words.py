@@ -5,13 +5,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 import typer
 
-from unmask import cli
+from unmask import cli, policies
 from unmask.cli import run
 from unmask.models.checkpoint.loading import TINY
+from unmask.settings import Settings
 
 COMMANDS = [
     name.split()
@@ -36,23 +39,30 @@ COMMANDS = [
 THEIRS = ("Input should be", "Invalid value", "No such", "Got unexpected", "Missing ", "requires an argument")
 
 
+@pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_fits_into_80_columns_and_cuts_nothing(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_help_fits_the_screen_cuts_nothing_and_has_plain_words(command, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert run([*command, "-h"]) == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert not [
-        line
-        for line in shown.splitlines()
-        if line.endswith("...") and "ARGS" not in line and "[PROMPT]" not in line and "}..." not in line
-    ]
-    assert shown.startswith("Usage: unmask ")
+    usage, *lines = capsys.readouterr().out.splitlines()
+    assert usage.startswith("Usage: unmask ")
+    assert max(map(len, lines)) <= columns
+    assert not [line for line in lines if line.endswith("...")]
+    assert not [line for line in lines for theirs in ("<", "x>=", "RANGE", "INTEGER", "[required]") if theirs in line]
+
+
+def test_help_of_the_command_tells_what_each_verb_does_however_narrow(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert run(["-h"]) == 0
+    assert "List the installed policies with their parameters and defaults." in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 WRONG = {
     "unknown flag": (["generate", "x", "--max-token", "5"], "unknown flag '--max-token'; did you mean '--max-tokens'?"),
     "flag unlike any": (["generate", "x", "--zzz"], "unknown flag '--zzz'; see `unmask generate --help`"),
+    "argument as a flag": (["bench", "step", "--model", "toy"], "unknown flag '--model'; give MODEL without a flag"),
     "unknown command": (["generat"], "unknown command 'generat'; did you mean 'generate'?"),
     "unknown benchmark": (["bench", "stp"], "did you mean 'step'?"),
     "no number": (["generate", "x", "--temperature", "hot"], "--temperature must be a number, got 'hot'"),
@@ -75,6 +85,38 @@ def test_a_wrong_command_is_told_in_our_words(case, capsys):
     assert expected in message
     assert message.count("\n") == 1
     assert not [words for words in THEIRS if words in message]
+
+
+NUMBERS = [item.name for item in fields(Settings) if get_type_hints(Settings)[item.name] in (int, float, int | None)]
+PARAMETERS = [
+    (policy, item.name)
+    for policy in policies.names()
+    for item in fields(policies.get(policy))
+    if type(item.default) in (int, float)
+]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "stop_token_ids", "refresh"])
+def test_a_wrong_setting_is_named_as_it_is_typed(name, capsys):
+    flag = f"--{name.replace('_', '-')}"
+    assert run(["generate", "x", "--model", "toy", flag, "-1"]) == 2
+    assert capsys.readouterr().err.startswith(f"unmask: {flag} must ")
+
+
+@pytest.mark.parametrize(("policy", "name"), PARAMETERS, ids=map(":".join, PARAMETERS))
+def test_a_wrong_parameter_of_a_policy_is_named_as_it_is_typed(policy, name, capsys):
+    assert run(["generate", "x", "--model", "toy", "--policy", policy, "--set", f"{name}=word"]) == 2
+    assert capsys.readouterr().err.startswith(f"unmask: --set {name} must ")
+
+
+def test_what_a_file_says_is_named_as_the_file_has_it(tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: tiny\npolicy: mean_field\ntasks: [sudoku]\nsettings: {top_p: 0.0}\n")
+    assert run(["eval", str(path), "--limit", "1"]) == 2
+    assert capsys.readouterr().err.startswith(f"unmask: {path}: settings: top_p must be")
+    path.write_text("model: tiny\npolicy: mean_field\ntasks: [sudoku]\n")
+    assert run(["eval", str(path), "--data-dir", "no/such/folder"]) == 2
+    assert capsys.readouterr().err == "unmask: --data-dir must be a folder, got no/such/folder\n"
 
 
 @pytest.mark.parametrize("arguments", [["-"], ["--file", "-"], []])

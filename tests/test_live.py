@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import unmask
-from unmask import terminal
+from unmask import progress
 from unmask.cli import run
 from unmask.live import CanvasView, decoded, visible
 from unmask.models.toy import SENTENCE, Toy
@@ -272,7 +272,7 @@ def test_loading_tells_how_many_bytes_were_read():
 def test_a_model_that_loads_for_a_while_has_a_bar(monkeypatch):
     screen = Screen(monkeypatch)
     command = ["generate", "Countdown: 3,4,5,12", "--max-tokens", "4", "--policy", "fixed", "--device", "cpu"]
-    monkeypatch.setattr(terminal, "LOADING_S", -1.0)
+    monkeypatch.setattr(progress, "LOADING_S", -1.0)
     assert screen.run(*command) == 0
     assert b"loading tiny" in screen.shown
     assert not any("loading" in line for line in screen.left())

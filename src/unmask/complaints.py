@@ -1,23 +1,16 @@
 """What the command line says of a wrong command: one line, in the words of its flags.
 
-Typer and the library under it word errors for programmers, and the engine words advice for Python.
+Typer and the library under it word errors for programmers, and the engine names options as Python does.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
-from unmask.errors import UnknownName
+from unmask.errors import KEYWORD, UnknownName, UnmaskError, WrongOption
 
-# Advice to a programmer -> to a person at a terminal.
-_ADVICE = {
-    "use infill": "use --infill",
-    "pass token= or set HF_TOKEN": "set HF_TOKEN",
-    "use generate() with a prompt of your own": "leave out --chat and write the whole prompt",
-    "; use generate": "; use `unmask generate`",
-}
-_KEYWORD = re.compile(r"\b(dtype|quantize|device|cache|refresh|revision|max_tokens|batch_size)=('[^']*'|[\w.]+)")
 # The validator's words -> ours.
 _WANTED = {
     "a valid integer": "a whole number",
@@ -33,11 +26,21 @@ _PLAIN = (
 )
 
 
-def in_flags(message: str) -> str:
-    """An error of the library, whose advice is written for Python, as advice on flags."""
-    for ours, typed in _ADVICE.items():
-        message = message.replace(ours, typed)
-    return _KEYWORD.sub(lambda found: f"--{found[1].replace('_', '-')} {found[2].strip(chr(39))}", message)
+def in_flags(error: UnmaskError, flags: Collection[str]) -> str:
+    """An error of the library, in the words of a command with these flags."""
+    message = error.flags or str(error)
+    if isinstance(error, WrongOption):
+        way = "--set " if "--set" in flags else ""  # an option without a flag is a parameter of the policy
+        message = f"{_flag(error.name) if _flag(error.name) in flags else way + error.name} {error.problem}"
+
+    def spelled(found: re.Match[str]) -> str:
+        return f"{_flag(found[1])} {found[2].strip(chr(39))}" if _flag(found[1]) in flags else found[0]
+
+    return KEYWORD.sub(spelled, message)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.strip('_').replace('_', '-')}"
 
 
 def complaint_of(error: Any) -> str:
@@ -48,6 +51,8 @@ def complaint_of(error: Any) -> str:
         return message
     if option := getattr(error, "option_name", None) if message.startswith("No such option") else None:
         flags = [name for each in ctx.command.params for name in (*each.opts, *each.secondary_opts)] if ctx else []
+        if (word := option.lstrip("-")) in flags:  # an argument has no dashes
+            return f"unknown flag {option!r}; give {word.upper()} without a flag: {see}"
         return _unknown("flag", option, [name for name in flags if name.startswith("--")], see)
     if found := re.match(r"No such command '(.*?)'", message):
         return str(UnknownName("command", found[1], getattr(ctx.command, "commands", ()) if ctx else ()))

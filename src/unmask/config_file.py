@@ -11,7 +11,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnmaskError, check_known
+from unmask.yaml_file import read_mapping
 
 _HELP = "YAML file with flags of this command as keys (max-tokens: 64); flags that are typed win."
 _FLAG = Annotated[Path | None, typer.Option("--config", metavar="FILE", help=_HELP)]
@@ -36,22 +37,11 @@ def with_config_file(command: Callable[..., None]) -> Callable[..., None]:
 
 def _read(path: Path, flags: Any) -> dict[str, Any]:
     """The values in the file, by the names of the command's parameters."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnmaskError(f"cannot read the config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UnmaskError(f"the config {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise UnmaskError(f"the config {path} must be a mapping of flags such as model, port and policy")
-    known = {name.rstrip("_"): name for name in flags}
+    known = {name.strip("_").replace("_", "-"): name for name in flags}
     found: dict[str, Any] = {}
-    for key, value in values.items():
-        word = str(key).replace("-", "_")
-        if word not in known:
-            raise UnknownName(f"key in {path}", str(key), known)
+    for key, value in read_mapping(path, "config", "flags such as model, port and policy").items():
+        word = str(key).replace("_", "-")
+        check_known(f"key in {path}", [word], known)
         if known[word] in found:
             raise UnmaskError(f"{path} gives {key} twice")
         if value is not None:

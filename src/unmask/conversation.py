@@ -23,7 +23,7 @@ class Conversation:
 
     def __init__(self, llm: Generator, *, policy: Policy, settings: Settings, system: str | None = None) -> None:
         if llm.codec.chat_template is None:
-            raise UnmaskError(f"{llm.spec.name} has no chat template to talk through; use generate")
+            raise UnmaskError(f"{llm.spec.name} has no chat template to talk through; use `unmask generate`")
         self.llm, self.policy, self.settings = llm, policy, settings
         self.opening = [{"role": "system", "content": system}] if system else []
         self.messages = list(self.opening)

@@ -6,8 +6,11 @@ with 1 if the request was fine, but work failed or memory ran out; with 130 if t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+
+KEYWORD = re.compile(r"(?<![\w'\"-])(\w+)=('[^']*'|[\w.]+)")  # an option and its value in a message, as Python has them
 
 
 def one_line(error: BaseException) -> str:
@@ -22,7 +25,26 @@ def counted(number: int, thing: str) -> str:
 
 
 class UnmaskError(ValueError):
-    """A request that cannot be served as it was made."""
+    """A request that cannot be served as it was made.
+
+    The message is for Python. `flags` and `http` say the same on the command line and to clients of a server, where the
+    way out has other words there.
+    """
+
+    def __init__(self, message: str, *, flags: str | None = None, http: str | None = None) -> None:
+        super().__init__(message)
+        self.flags, self.http = flags, http
+
+
+class WrongOption(UnmaskError):
+    """A value that an option cannot have; its name is kept for surfaces that spell it otherwise, such as `--top-p`."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}")
+        self.name, self.problem = name, problem
+
+    def __reduce__(self) -> tuple[type[UnmaskError], tuple[str, str]]:
+        return WrongOption, (self.name, self.problem)
 
 
 class UnknownName(UnmaskError):
@@ -36,6 +58,13 @@ class UnknownName(UnmaskError):
 
     def __reduce__(self) -> tuple[type[UnmaskError], tuple[str]]:
         return UnmaskError, (str(self),)  # pickled by its message
+
+
+def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> None:
+    """Raise for the first name that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise UnknownName(kind, str(name), known)
 
 
 class CheckpointError(UnmaskError):

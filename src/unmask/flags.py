@@ -4,43 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import os
-import shlex
-import sys
 from collections.abc import Callable, Sequence
-from collections.abc import Generator as Yields
 from dataclasses import dataclass, fields, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.errors import Interrupted, UnknownName, UnmaskError
+from unmask.errors import UnknownName, UnmaskError
 from unmask.options import option
 from unmask.remote.config import ClusterConfig
+from unmask.settings import Settings
 
 if TYPE_CHECKING:
     from unmask.bench.workload import Workload
-    from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
-    from unmask.engine.scheduler import Request
     from unmask.evals.executor import Executor
     from unmask.evals.recipe import Checkpoint, Recipe
-    from unmask.evals.store import CellFolder
     from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
     from unmask.policies import Policy
-    from unmask.report.measured import Measured
 
 Live = Annotated[
     bool | None,
     typer.Option("--live/--no-live", help="Show the canvas as it fills. [default: one prompt, on a terminal]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine to serve at; 0: a free one.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, metavar="N", help="Port of this machine. [default: 0, which is a free one]")
+]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Do not open a browser; the URL is printed.")]
+ROWS = 32
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help=f"Texts decoded together. [default: {ROWS}]")]
 SET = ("--set",)
 
 
@@ -48,9 +45,9 @@ SET = ("--set",)
 class Device:
     """The device, dtype and quantisation of a model, and the threads to run it."""
 
-    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]")
-    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]")
-    quantize: str | None = option(None, "fp8 or int8: weights of the blocks in 8 bits. [default: off]")
+    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]", metavar="NAME")
+    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]", metavar="NAME")
+    quantize: str | None = option(None, "Keep the weights of the blocks in 8 bits. [default: off]", metavar="fp8|int8")
     threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", min=1)
 
     def __post_init__(self) -> None:
@@ -62,10 +59,12 @@ class Device:
 class Model(Device):
     """Which model to decode with, and how positions are chosen."""
 
-    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
-    revision: str | None = option(None, "Branch, tag or commit of a hub name.")
-    policy: str | None = option(None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]")
-    set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.", metavar="NAME")
+    revision: str | None = option(None, "Branch, tag or commit of a hub name.", metavar="NAME")
+    policy: str | None = option(
+        None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]", metavar="NAME"
+    )
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
 
     def __post_init__(self) -> None:
         Device.__post_init__(self)
@@ -101,10 +100,14 @@ class Model(Device):
 class Evaluation(Device):
     """What `unmask eval` measures: a recipe, and the flags that replace keys of it."""
 
-    model: Sequence[str] = option((), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]")
-    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).")
+    model: Sequence[str] = option(
+        (), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]", metavar="NAME"
+    )
+    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).", metavar="NAME")
     policy: Sequence[str] = option(
-        (), "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]"
+        (),
+        "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]",
+        metavar="NAME",
     )
     limit: int | None = option(None, "At most so many items a cell.", min=1)
     data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
@@ -136,7 +139,7 @@ class Evaluation(Device):
 class Backend(ClusterConfig):
     """Where batches are decoded: in this process, or by replicas on a cluster."""
 
-    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.")
+    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.", metavar="NAME")
 
     def loader(self) -> Callable[[Checkpoint], Executor]:
         """The function that loads a model of a recipe there."""
@@ -170,7 +173,7 @@ class BenchModel(Device):
 
     model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
     shape: str | None = option(
-        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
+        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]", metavar="NAME"
     )
     random_weights: bool = option(False, "Only the sizes are real: no weights are read.", "--random-weights")
 
@@ -187,9 +190,9 @@ class BenchPolicy(BenchModel):
     """What `unmask bench step` and `generate` measure: a model, and how positions are chosen."""
 
     policy: str | None = option(
-        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]"
+        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]", metavar="NAME"
     )
-    set_: Sequence[str] = option((), "A parameter of the policy.", *SET, metavar="KEY=VALUE")
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
 
     def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
         """The model, and the workload with the policy in it."""
@@ -208,52 +211,6 @@ def choose_policy(spec: ModelSpec, name: str | None, pairs: Sequence[str] = ()) 
     return policies.resolve(known, preset_name(spec), parameters=parse_fields(pairs))
 
 
-def with_flags(
-    kind: Any, *, without: Sequence[str] = (), **defaults: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every field of `kind` that has a help text; its first argument is the `kind` itself."""
-    hints = get_type_hints(kind)
-    shown = [item for item in fields(kind) if item.metadata and item.name not in without]
-    flags = [_parameter(item, hints[item.name], defaults.get(item.name, item.default)) for item in shown]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        first, *own = inspect.signature(command, eval_str=True).parameters.values()
-
-        @wraps(command)
-        def wrapper(**values: Any) -> None:
-            typed = {item.name: values.pop(item.name) for item in shown}
-            made = kind(**defaults | {name: value for name, value in typed.items() if value is not None})
-            command(**{first.name: made}, **values)
-
-        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        wrapper.__signature__ = inspect.Signature([*keyword, *flags])  # ty: ignore[missing-attribute]
-        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *flags]}
-        del wrapper.__wrapped__
-        return wrapper
-
-    return decorate
-
-
-def _parameter(item: Any, hint: Any, default: Any) -> inspect.Parameter:
-    if get_origin(hint) is Sequence:
-        hint = list[get_args(hint)[0]]  # ty: ignore[invalid-type-form]
-    help_text, names, more = item.metadata["help"], item.metadata.get("names", ()), dict(item.metadata.get("more", {}))
-    if default is not None and default != ():
-        help_text += f" [default: {_in_words(default)}]"
-    make = typer.Argument if more.pop("argument", False) else typer.Option
-    kinds = {int: "N", float: "X", str: "TEXT"}
-    kind = next((kind for kind in kinds if kind in (hint, *get_args(hint))), None)
-    more.setdefault("metavar", kinds.get(kind))
-    annotation = Annotated[hint | None, make(*names, help=help_text, **more)]
-    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _in_words(default: Any) -> str:
-    if isinstance(default, tuple):
-        return ", ".join(map(str, default))
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
 def from_extra(module: str, extra: str, what: str) -> ModuleType:
     """A module that an extra is for; raises an error of one line if a package that it needs is missing."""
     try:
@@ -269,6 +226,9 @@ def parse_fields(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals or not key or key == "name":
             raise UnmaskError(f"--set takes KEY=VALUE with a parameter of the policy, got {pair!r}")
+        if key in Settings.__dataclass_fields__:
+            way = f"--{key.replace('_', '-')} {text}"
+            raise UnmaskError(f"--set is for parameters of the policy, and {key} is a setting: give {way}")
         if key in values:
             raise UnmaskError(f"--set {key} is given twice")
         values[key] = _parse_value(text)
@@ -291,75 +251,3 @@ def check_writable(path: Path | None) -> None:
         return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UnmaskError(f"cannot write {path}: it is a folder, or its folder is missing or not writable")
-
-
-def detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
-    if trace is None:
-        if overlap:
-            raise UnmaskError("--trace-overlap needs --trace FILE")
-        return False
-    from unmask.engine.detail import Detail
-
-    return Detail(overlap=overlap)
-
-
-def requests_for(llm: Generator, texts: list[str], *, chat: bool, infill: bool, **options: Any) -> list[Request]:
-    """A request for each text, all of them checked."""
-    if chat and infill:
-        raise UnmaskError("--chat and --infill exclude each other")
-    prompts: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else list(texts)
-    return [llm.request(prompt, infill=infill, **options) for prompt in prompts]
-
-
-def hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
-    """A note where a checkpoint that was trained on conversations continues `plain` prompts; None where none is due."""
-    named = any(word in llm.spec.name.lower() for word in ("instruct", "chat"))
-    if not plain or not named or llm.codec.chat_template is None:
-        return None
-    # A prompt with special tokens in it was put into a template by hand.
-    if any(llm.codec.special_ids & {*llm.codec.encode(text, special=False)} for text in texts):
-        return None
-    return f"{llm.spec.name} answers messages; with --chat the prompt goes through its chat template"
-
-
-@contextlib.contextmanager
-def traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
-    """Write the traces of all requests to one file in the end, also if the work fails or is interrupted."""
-    from unmask.trace.record import Trace
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = "" if path is None else f"; {path} has the passes up to here"
-        raise Interrupted(f"interrupted{kept}") from None
-    finally:
-        if path is not None:
-            Trace.join([request.trace for request in requests if request.trace is not None]).save(path)
-
-
-def viewer(files: list[Path]) -> str:
-    """The page that shows these traces."""
-    from unmask.trace.record import Trace
-    from unmask.web import document
-
-    traces = [(path.name, Trace.load(path)) for path in files]
-    return document([(name, [trace.header, *trace.steps, *trace.results]) for name, trace in traces])
-
-
-def opener(no_browser: bool) -> Callable[[str], None]:
-    """What to do with the URL of a page that is ready."""
-    from unmask.web.show import open_browser
-
-    return (lambda url: None) if no_browser else open_browser
-
-
-def command_line() -> str:
-    """The command as it was typed, to be noted beside its results."""
-    return shlex.join(["unmask", *sys.argv[1:]])
-
-
-def measured(cells: list[CellFolder]) -> list[Measured]:
-    """The numbers of finished cells."""
-    from unmask.report.measured import measured as measure
-
-    return [measure(found.folder.parent.parent.name, found) for found in cells]

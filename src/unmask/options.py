@@ -15,7 +15,7 @@ from dataclasses import MISSING, field, fields, replace
 from inspect import get_annotations
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnknownName, WrongOption
 
 T = TypeVar("T")
 
@@ -89,12 +89,12 @@ def check_number(owner: Any, *names: str, within: str, optional: bool = False) -
             try:
                 number = float(value)
             except OverflowError as error:
-                raise UnmaskError(f"{name} is too large: {value!r:.40}...") from error
+                raise WrongOption(name, f"is too large: {value!r:.40}...") from error
         above_low = low < number or (within[0] == "[" and low == number)
         below_high = number < high or (within[-1] == "]" and number == high)
         if not (above_low and below_high):
             wanted = f"of at least {low:g}" if within[0] == "[" and high == math.inf else f"in {within}"
-            raise UnmaskError(f"{name} must be a number {wanted}, got {value!r:.80}")
+            raise WrongOption(name, f"must be a number {wanted}, got {value!r:.80}")
         object.__setattr__(owner, name, number)
 
 
@@ -106,7 +106,7 @@ def check_whole(owner: Any, *names: str, least: int, optional: bool = False) -> 
         if value is None and optional:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UnmaskError(f"{name} must be a whole number of at least {least}, got {value!r:.80}")
+            raise WrongOption(name, f"must be a whole number of at least {least}, got {value!r:.80}")
 
 
 def check_flag(owner: Any, *names: str) -> None:
@@ -114,7 +114,7 @@ def check_flag(owner: Any, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if not isinstance(value, bool):
-            raise UnmaskError(f"{name} must be true or false, got {value!r}")
+            raise WrongOption(name, f"must be true or false, got {value!r}")
 
 
 def check_choice(owner: Any, name: str, choices: Sequence[str], *, optional: bool = False) -> None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnknownName, UnmaskError, check_known
 
 T = TypeVar("T")
 
@@ -58,10 +58,7 @@ class Registry(Generic[T]):
     def build(self, name: str, params: dict[str, Any]) -> T:
         """An instance of that name; a parameter it does not have is an error with a near match."""
         cls = self.find(name)
-        known = self.parameters(name)
-        for param in params:
-            if param not in known:
-                raise UnknownName(f"parameter of {name}", param, known)
+        check_known(f"parameter of {name}", params, self.parameters(name))
         try:
             return cls(**params)
         except TypeError as error:

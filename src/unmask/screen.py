@@ -1,4 +1,4 @@
-"""How tables of results, and lists of names, fit onto a screen; where there is no terminal, nothing is left out."""
+"""How tables and lists of names fit onto a screen; where there is no terminal, nothing is left out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -134,3 +134,54 @@ def show_names(rows: list[dict[str, Any]], *, as_json: bool) -> None:
             table.add_row()
         table.add_row(Text(row["kind"] if first else "", style="dim"), Text(row["name"], style="bold"), row["about"])
     Console(highlight=False, markup=False).print(table)
+
+
+def show_policies(rows: list[dict[str, Any]]) -> None:
+    """Each policy with its parameters, what it does, and what it needs beyond the logits of its block."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        parameters = " ".join(f"{key}={value}" for key, value in row["parameters"].items())
+        needs = f" Needs {', '.join(row['needs'])}." if row["needs"] else ""
+        table.add_row(row["name"], f"{parameters}\n{row['about']}{needs}")
+    Console(highlight=False).print(table)
+
+
+def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table of measurements. A column that is empty, or at its usual value, in every row is left out."""
+    from unmask.bench.measure import short
+
+    def text(value: Any) -> str:
+        return "unknown" if value is None else short(value) if isinstance(value, float) else str(value)
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    usual = {"refresh": "block"}
+    names = [name for name in rows[0] if any(row[name] not in ("", usual.get(name, "")) for row in rows)]
+    for name in names:
+        words = name in ("cache", "refresh", "pass", "bound by", "form", "figure")
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(text(row[name]) for name in names))
+    console, wide = Console(highlight=False), Console(highlight=False, width=10_000)
+    shown: Table | Group = table
+    if console.is_terminal and wide.measure(table).maximum > console.width:
+        shown = _turned(names, [[text(row[name]) for name in names] for row in rows], console.width)
+    # Nothing is folded or left out, however narrow the screen.
+    wide.print(Text(title, style="bold"), shown, sep="\n")
+
+
+def _turned(names: list[str], rows: list[list[str]], screen: int) -> Group:
+    """The same table for a narrow screen: a line for each measure, and as many measurements side by side as fit."""
+    first, widest = max(map(len, names)), max(len(text) for row in rows for text in row)
+    together = max(1, (screen - first - 2) // (widest + 3))
+    tables = []
+    for begin in range(0, len(rows), together):
+        part = rows[begin : begin + together]
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
+        for justify in ("left", *["right"] * len(part)):
+            table.add_column(justify=justify, no_wrap=True)  # ty: ignore[invalid-argument-type]
+        for at, name in enumerate(names):
+            table.add_row(name, *(row[at] for row in part))
+        tables.append(table)
+    return Group(*tables)

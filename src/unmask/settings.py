@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypedDict, Unpack
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import WrongOption, check_known
 from unmask.options import check_choice, check_flag, check_number, check_whole, documented, option
 
 CACHES = ("none", "prefix", "dual", "exact")
@@ -56,10 +56,12 @@ class Settings:
     cache: str | None = option(
         None,
         "Keys and values reused between passes: none, prefix, dual or exact; default: exact for block-causal models.",
+        metavar="NAME",
     )
     refresh: str = option(
         "block",
         "When a cache is recomputed: block, blocks:N for every N blocks, or drift:X when states have moved by X.",
+        metavar="WHEN",
     )
     stop: Sequence[str] = option((), "Cut the text before this string (may be repeated).")
     stop_token_ids: Sequence[int] = option((), "Cut the text before this token id (may be repeated).")
@@ -76,24 +78,26 @@ class Settings:
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Sequence):
-                raise UnmaskError(f"{name} must be a list, got {value!r}")
+                raise WrongOption(name, f"must be a list, got {value!r}")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         check_whole(self, "max_tokens", "block_size", least=1, optional=True)
         check_whole(self, "top_k", "seed", least=0)
         if self.seed >= 2**63:
-            raise UnmaskError(f"seed must be below 2**63, got {self.seed}")
+            raise WrongOption("seed", f"must be below 2**63, got {self.seed}")
         check_number(self, "temperature", within="[0, inf)")
         check_number(self, "cfg_scale", within=f"[0, {MOST_GUIDANCE}]")
         check_number(self, "top_p", within="(0, 1]")
         check_number(self, "sliding", within="(0, 1]")
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
-            raise UnmaskError(f"temperature must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
+            raise WrongOption("temperature", f"must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
         check_choice(self, "cache", CACHES, optional=True)
         self._refresh()  # raises on a malformed value
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise UnmaskError(f"stop must hold strings that are not empty, got {self.stop!r}")
-        if not all(type(token) is int and token >= 0 for token in self.stop_token_ids):
-            raise UnmaskError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}")
+        for text in self.stop:
+            if not (isinstance(text, str) and text):
+                raise WrongOption("stop", f"must hold strings that are not empty, got {text!r:.80}")
+        for token in self.stop_token_ids:
+            if not (type(token) is int and token >= 0):
+                raise WrongOption("stop_token_ids", f"must hold token ids, got {token!r:.80}")
         check_flag(self, *(item.name for item in fields(self) if isinstance(item.default, bool)))
 
     @property
@@ -115,15 +119,12 @@ class Settings:
         if kind == "drift" and 0.0 < _number(value) < float("inf"):
             return None, float(value)
         forms = "'block' or 'blocks:N' with N of at least 1, or 'drift:X' with X above 0"
-        raise UnmaskError(f"refresh must be {forms}, got {self.refresh!r:.80}")
+        raise WrongOption("refresh", f"must be {forms}, got {self.refresh!r:.80}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         """Settings from plain data; an unknown key is an error with a near match."""
-        known = [item.name for item in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise UnknownName("setting", str(key), known)
+        check_known("setting", values, [item.name for item in fields(cls)])
         return cls(**values)
 
     def with_(self, **changes: Unpack[SettingsFields]) -> Settings:

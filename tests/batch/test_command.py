@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from batch.lines import CHAT, answers_in, line_of, write
 
-from unmask import cli, terminal
+from unmask import cli, progress
 from unmask.batch.files import Progress
 from unmask.models.toy import SENTENCE
 
@@ -149,7 +149,7 @@ WRONG = {
     "rows": (["in.jsonl", "out.jsonl", "--batch-size", "0"], "batch-size"),
     "model": (["in.jsonl", "out.jsonl", "--model", "./none"], "no such folder"),
     "policy": (["in.jsonl", "out.jsonl", "--policy", "meanfield"], "did you mean 'mean_field'?"),
-    "setting": (["in.jsonl", "out.jsonl", "--top-p", "0"], "top_p must be a number in (0, 1]"),
+    "setting": (["in.jsonl", "out.jsonl", "--top-p", "0"], "--top-p must be a number in (0, 1]"),
     "room": (["in.jsonl", "out.jsonl", "--max-tokens", "4096"], "--max-tokens 4096 leaves no room for a prompt"),
     "cache": (["in.jsonl", "out.jsonl", "--policy", "dawn", "--cache", "dual"], "dawn needs"),
 }
@@ -181,7 +181,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(tmp_path, capsys, monkeyp
 
 
 def test_where_there_is_no_terminal_progress_is_a_line_every_half_minute(capsys):
-    with terminal.batch_progress() as on_progress:
+    with progress.batch() as on_progress:
         for seconds in range(71):
             on_progress(Progress(total=5000, before=1000, done=10 * seconds, seconds=float(seconds)))
     assert capsys.readouterr().err.splitlines() == [

@@ -205,13 +205,13 @@ def test_wrong_answers_end_the_command_with_status_1(toy: unmask.Generator, caps
 
 
 WRONG = {
-    "clients": (["--clients", "0"], "clients must be a whole number of at least 1"),
-    "lengths": (["--prompt-tokens", "4"], "prompt_tokens must be a whole number of at least 8"),
-    "share": (["--share-bad", "2"], "share_bad must be a number in [0,1]"),
-    "time": (["--minutes", "0"], "minutes must be a number in (0, inf)"),
+    "clients": (["--clients", "0"], "--clients must be a whole number of at least 1"),
+    "lengths": (["--prompt-tokens", "4"], "--prompt-tokens must be a whole number of at least 8"),
+    "share": (["--share-bad", "2"], "--share-bad must be a number in [0,1]"),
+    "time": (["--minutes", "0"], "--minutes must be a number in (0, inf)"),
     "parameter of several": (["--set", "threshold=1"], "--set is for one --policy"),
     "URL": (["--url", "ftp://x"], "--url must begin with http://"),
-    "a limit of a server elsewhere": (["--url", "http://x", "--max-queue", "9"], "max_queue is for the server"),
+    "a limit of a server elsewhere": (["--url", "http://x", "--max-queue", "9"], "--max-queue is for the server"),
     "cache": (["--cache", "big"], "unknown cache 'big'"),
 }
 

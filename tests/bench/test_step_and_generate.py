@@ -20,7 +20,7 @@ from unmask.cli import run
 from unmask.engine.runner import PlainRunner
 from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
-from unmask.terminal import show_timings
+from unmask.screen import show_timings
 
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
 WITHOUT_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -142,7 +142,7 @@ def test_prompts_of_a_batch_may_be_of_different_lengths(model, capsys):
     assert timing.to_dict()["shortest_prompt"] == 3
     show([timing])
     assert "3-12" in capsys.readouterr().out
-    with pytest.raises(UnmaskError, match="the shortest prompt must have 1 to 12 tokens, got 13"):
+    with pytest.raises(UnmaskError, match=r"shortest_prompt must be in \[1, 12\], got 13"):
         replace(workload, shortest_prompt=13)
 
 

@@ -55,7 +55,7 @@ def test_the_command_prints_a_table_then_has_nothing_left_to_do(
         (["small.yaml", "--backend", "rya"], "unknown backend 'rya'"),
         (["small.yaml", "--model", "no/such/folder"], "there is no such folder"),
         (["small.yaml", "--limit", "0"], "limit"),
-        (["small.yaml", "--quantize", "int9"], "small.yaml: quantize: unknown quantisation 'int9'"),
+        (["small.yaml", "--quantize", "int9"], "unknown quantisation 'int9'"),
     ],
 )
 def test_a_wrong_command_is_one_line(

@@ -48,7 +48,7 @@ def failing(kind: type[Exception], message: str) -> Exception:
         ),
         (
             failing(errors.GatedRepoError, "403"),
-            "it is gated; accept its terms on its hub page and pass token= or set HF_TOKEN",
+            "it is gated; accept its terms on its hub page, and set HF_TOKEN (in Python, token= does too)",
         ),
         (failing(errors.RevisionNotFoundError, "404"), "the repository has no revision 'v9'"),
         (failing(errors.HfHubHTTPError, "500 Server Error\nRequest ID: 1"), "the hub answered: 500 Server Error"),

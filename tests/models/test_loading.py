@@ -344,3 +344,34 @@ def test_every_refusal_is_a_value_error_for_callers_that_know_no_better(tmp_path
     with pytest.raises(ValueError, match=r"no config\.json") as caught:
         load_model(tmp_path, device="cpu")
     assert isinstance(caught.value, CheckpointError)
+
+
+NAMES = {
+    "LLaDA-8B-Instruct": True,
+    "LLaDA-8B-Base": False,
+    "LLaDA-1.5": True,
+    "SDAR-8B-Chat": True,
+    "instruct-models/LLaDA-8B-Base": False,
+    "models--GSAI-ML--LLaDA-8B-Instruct/snapshots/0123abcd": True,
+    "database/mine": False,
+    "mine": False,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_that_was_trained_on_conversations_is_known_by_its_name(
+    llada_folder: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    shutil.copytree(llada_folder, folder)
+    assert load_model(folder, device="cpu").model.spec.converses is NAMES[name]
+
+
+def test_a_renamed_checkpoint_is_known_by_its_config_or_its_template(
+    make_llada: MakeFolder, make_sdar: MakeFolder
+) -> None:
+    folder = make_llada(_name_or_path="GSAI-ML/LLaDA-8B-Instruct")
+    assert load_model(folder, device="cpu").model.spec.converses
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>", "bos_token": "<|startoftext|>"}')
+    assert not load_model(folder, device="cpu").model.spec.converses  # there is no template to speak through
+    assert load_model(make_sdar(), device="cpu").model.spec.converses  # a turn ends with the token that ends a text

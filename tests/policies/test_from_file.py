@@ -119,3 +119,46 @@ def test_a_changed_rule_is_measured_anew(rule, tmp_path, capsys):
     names = [json.loads(line)["cell"]["policy"]["name"] for line in capsys.readouterr().out.splitlines()]
     assert names[0] == names[1] != names[2]
     assert len(cells_of(out)) == 2
+
+
+USES = """
+from dataclasses import dataclass
+
+from sureness_{tag} import HOW_SURE
+from unmask.policies import Threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sure(Threshold):
+    threshold: float = HOW_SURE
+"""
+
+
+def test_a_rule_may_import_a_module_that_lies_beside_it(tmp_path):
+    for folder, sure in (("a", 0.5), ("b", 0.25)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rule.py").write_text(USES.format(tag="beside"))
+        (tmp_path / folder / "sureness_beside.py").write_text(f"from sureness_{folder} import HOW_SURE")
+        (tmp_path / folder / f"sureness_{folder}.py").write_text(f"HOW_SURE = {sure}")
+    names = [policies.named(f"{tmp_path / folder / 'rule.py'}:Sure") for folder in "aba"]
+    assert [policies.get(name).threshold for name in names] == [0.5, 0.25, 0.5]
+    assert names[0] == names[2] != names[1]
+
+
+def test_another_version_of_what_a_rule_imports_is_another_policy(tmp_path):
+    (tmp_path / "rule.py").write_text(USES.format(tag="version"))
+    found = []
+    for sure in (0.5, 0.125):
+        (tmp_path / "sureness_version.py").write_text(f"HOW_SURE = {sure}")
+        found.append(policies.named(f"{tmp_path / 'rule.py'}:Sure"))
+    assert [policies.get(name).threshold for name in found] == [0.5, 0.125]
+    assert found[0] != found[1]
+
+
+def test_a_rule_does_not_take_the_place_of_a_module_of_the_same_name(tmp_path):
+    import random
+
+    (tmp_path / "random.py").write_text(RULE.format(name="sure-random"))
+    policies.named(f"{tmp_path / 'random.py'}:Sure")
+    assert sys.modules["random"] is random
+    assert str(tmp_path) not in sys.path

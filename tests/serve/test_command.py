@@ -93,28 +93,28 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded(taken, capsys):
 
 
 WRONG = {
-    "port": (["--port", "70000"], "port must be in [0, 65535]"),
-    "batch": (["--max-batch-size", "0"], "max_batch_size must be a whole number of at least 1"),
-    "queue": (["--max-queue", "0"], "max_queue must be a whole number of at least 1"),
-    "body": (["--max-body-bytes", "0"], "max_body_bytes must be a whole number of at least 1"),
-    "prompt": (["--max-prompt-tokens", "0"], "max_prompt_tokens must be a whole number of at least 1"),
-    "total": (["--max-total-tokens", "0"], "max_total_tokens must be a whole number of at least 1"),
-    "connections": (["--max-connections", "0"], "max_connections must be a whole number of at least 1"),
-    "grace": (["--grace-s", "nan"], "grace_s must be"),
-    "time of a request": (["--request-timeout-s", "-1"], "request_timeout_s must be a number of at least 0"),
-    "time of a client": (["--client-timeout-s", "0"], "client_timeout_s must be a number in (0, inf)"),
-    "stall": (["--stall-s", "0"], "stall_s must be a number in (0, inf)"),
-    "watchdog": (["--watchdog-s", "inf"], "watchdog_s must be a number of at least 0"),
-    "warm-up": (["--warmup-prompt-tokens", "-1"], "warmup_prompt_tokens must be a whole number of at least 0"),
+    "port": (["--port", "70000"], "--port must be in [0, 65535]"),
+    "batch": (["--max-batch-size", "0"], "--max-batch-size must be a whole number of at least 1"),
+    "queue": (["--max-queue", "0"], "--max-queue must be a whole number of at least 1"),
+    "body": (["--max-body-bytes", "0"], "--max-body-bytes must be a whole number of at least 1"),
+    "prompt": (["--max-prompt-tokens", "0"], "--max-prompt-tokens must be a whole number of at least 1"),
+    "total": (["--max-total-tokens", "0"], "--max-total-tokens must be a whole number of at least 1"),
+    "connections": (["--max-connections", "0"], "--max-connections must be a whole number of at least 1"),
+    "grace": (["--grace-s", "nan"], "--grace-s must be"),
+    "time of a request": (["--request-timeout-s", "-1"], "--request-timeout-s must be a number of at least 0"),
+    "time of a client": (["--client-timeout-s", "0"], "--client-timeout-s must be a number in (0, inf)"),
+    "stall": (["--stall-s", "0"], "--stall-s must be a number in (0, inf)"),
+    "watchdog": (["--watchdog-s", "inf"], "--watchdog-s must be a number of at least 0"),
+    "warm-up": (["--warmup-prompt-tokens", "-1"], "--warmup-prompt-tokens must be a whole number of at least 0"),
     "warm-up that does not fit": (["--warmup-prompt-tokens", "5000", "--port", "0"], "4096 positions"),
-    "name": (["--served-model-name", ""], "served_model_name must not be empty"),
+    "name": (["--served-model-name", ""], "--served-model-name must not be empty"),
     "name that would garble the terminal": (["--served-model-name", "a\x1b[2J"], "must be printable, got 'a\\x1b[2J'"),
     "host without letters": (["--host", ".."], "cannot listen at .., port 8000: that is no name of a host"),
     "host with a long label": (["--host", "x" * 70], "that is no name of a host"),
     "host": (["--host", "no.such.host.invalid"], "cannot listen at no.such.host.invalid"),
     "model": (["--model", "./no/such/folder", "--port", "0"], "no such folder"),
     "policy": (["--policy", "meanfield", "--port", "0"], "did you mean 'mean_field'?"),
-    "setting": (["--top-p", "0", "--port", "0"], "top_p must be a number in (0, 1]"),
+    "setting": (["--top-p", "0", "--port", "0"], "--top-p must be a number in (0, 1]"),
     "texts as long as the model": (
         ["--max-tokens", "4096", "--port", "0"],
         "--max-tokens 4096 leaves no room for a prompt in the 4096 positions of toy",
@@ -169,6 +169,6 @@ def test_without_the_extra_one_line_says_how_to_get_it(missing, capsys, monkeypa
 def test_help_shows_the_servers_flags_and_defaults(capsys):
     assert cli.run(["serve", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for shown in ("--host", "127.0.0.1", "--max-batch-size", "[default: 8]", "--max-queue", "--early-stop", "--set"):
+    for shown in ("--host", "127.0.0.1", "--max-batch-size", "[default: 8]", "--[no-]early-stop", "--set"):
         assert shown in text
     assert "--api-key " not in text

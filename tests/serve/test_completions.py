@@ -10,8 +10,8 @@ from serve.servers import running
 import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
-from unmask.serve import schema
-from unmask.serve.translate import asked_by
+from unmask.serve import answer_schema, schema
+from unmask.serve.translate import translate
 
 PROMPT = "Countdown: 86,28,13,31,96"
 TEXTS = ["Hi", "Hello"]
@@ -179,7 +179,7 @@ def test_a_policy_named_has_the_preset_of_the_family_whatever_the_server_has(mak
     server = {"policy": policies.get("mean_field", threshold=0.3, iterations=1), "settings": SETTINGS, "most": 64}
 
     def chosen(decoding):
-        return asked_by(schema.CompletionRequest(prompt="x", decoding=decoding), llm, **server).policy
+        return translate(schema.CompletionRequest(prompt="x", decoding=decoding), llm, **server).policy
 
     assert chosen(None) == server["policy"]
     assert chosen({"threshold": 0.4}) == policies.get("mean_field", threshold=0.4, iterations=1)
@@ -251,5 +251,5 @@ def test_answers_are_as_the_openapi_document_says(toy_served, chat):
     path = "/v1/chat/completions" if chat else "/v1/completions"
     status, answer = toy_served.post({**body, "n": 2, "max_tokens": 4, "decoding": {"step_map": True}}, path)
     assert status == 200
-    kind = schema.ChatCompletion if chat else schema.Completion
+    kind = answer_schema.ChatCompletion if chat else answer_schema.Completion
     assert kind.model_validate(answer).model_dump(exclude_unset=True) == answer

@@ -5,7 +5,8 @@ import typer
 
 from unmask import cli
 from unmask.config_file import with_config_file
-from unmask.flags import Backend, Model, with_flags
+from unmask.field_flags import with_flags
+from unmask.flags import Backend, Model
 from unmask.serve.config import ServerConfig
 from unmask.settings import Settings
 
@@ -78,7 +79,7 @@ def test_without_a_file_everything_is_as_it_was(parse):
 
 
 WRONG = {
-    "misspelt": ("max-batch-sise: 4", "'max-batch-sise'; did you mean 'max_batch_size'?"),
+    "misspelt": ("max-batch-sise: 4", "'max-batch-sise'; did you mean 'max-batch-size'?"),
     "a word for a number": ("port: http", "port in {} must be a whole number, got 'http'"),
     "a fraction": ("port: 1.5", "must be a whole number, got 1.5"),
     "a truth value for a number": ("grace-s: true", "must be a number, got True"),

@@ -130,7 +130,7 @@ REFUSED = {
     "events is for requests with stream: true": {"events": True, "stream": False},
     "events must be true, false or an object, got 'yes'": {"events": "yes"},
     "unknown field of events 'candidate'; did you mean 'candidates'?": {"events": {"candidate": 1}},
-    "candidates must be a whole number of at least 0": {"events": {"candidates": -1}},
+    "decoding.events.candidates must be a whole number of at least 0": {"events": {"candidates": -1}},
     "candidates must be at most 20, got 21": {"events": {"candidates": 21}},
     "overlap is for blocks of at most 256 positions": {"events": {"overlap": True}, "block_size": 257},
 }

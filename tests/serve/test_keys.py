@@ -78,7 +78,7 @@ def test_a_file_without_keys_is_refused(content, tmp_path, monkeypatch):
 def test_a_bound_for_each_key_needs_keys(capsys, monkeypatch):
     monkeypatch.delenv("UNMASK_API_KEY", raising=False)
     assert cli.run(["serve", "--model", "toy", "--port", "0", "--max-requests-per-key", "2"]) == 2
-    assert "max_requests_per_key needs keys" in capsys.readouterr().err
+    assert "--max-requests-per-key needs keys" in capsys.readouterr().err
 
 
 PAGE = {"Origin": "https://lab.example"}

@@ -12,7 +12,7 @@ from unmask import Settings, policies
 from unmask.serve import schema
 from unmask.serve.errors import ApiError
 from unmask.serve.guard import MOST_CONTAINERS
-from unmask.serve.translate import asked_by
+from unmask.serve.translate import translate
 
 CHAT = "/v1/chat/completions"
 HI = {"prompt": "Hi", "max_tokens": 4}
@@ -44,7 +44,7 @@ WRONG = {
     ),
     "ids beyond the vocabulary": ({"prompt": [10**30]}, "prompt", "token ids in [0,"),
     "half a character": ({"prompt": "\ud800"}, "prompt", "surrogate"),
-    "a mask in a suffix": ({"prompt": "a", "suffix": "[MASK]"}, None, "use infill, or the prompt of /v1/completions"),
+    "a mask in a suffix": ({"prompt": "a", "suffix": "[MASK]"}, None, "give it as the prompt of /v1/completions"),
     "very many prompts": (
         {"prompt": ["a"] * 800_000},
         None,
@@ -54,6 +54,11 @@ WRONG = {
     "too long with a suffix": ({"prompt": "x", "suffix": "x" * 5000}, None, "4096 positions"),
     "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),
     "nothing to write": ({**HI, "max_tokens": 0}, "max_tokens", "at least 1"),
+    "nothing to write, by the newer name": (
+        {"prompt": "Hi", "max_completion_tokens": 0},
+        "max_completion_tokens",
+        "max_completion_tokens must be",
+    ),
     "a word for a number": ({**HI, "temperature": "hot"}, "temperature", "temperature must be a valid number"),
     "temperature below 0": ({**HI, "temperature": -1}, "temperature", "at least 0"),
     "top_p of 0": ({**HI, "top_p": 0}, "top_p", "(0, 1]"),
@@ -142,7 +147,7 @@ WRONG = {
     "a cache that the policy cannot use": (
         {**HI, "decoding": {"policy": "dawn", "cache": "dual"}},
         "decoding",
-        "dawn needs",
+        "cannot run with cache: 'dual'",
     ),
 }
 UNSUPPORTED = {
@@ -254,7 +259,7 @@ def test_a_text_takes_no_more_passes_than_the_model_has_positions(toy):
     server = {"policy": policies.get("fixed", passes=40), "settings": Settings(max_tokens=256), "most": 1}
 
     def chosen(decoding):
-        return asked_by(schema.CompletionRequest(prompt="x", decoding=decoding), toy, **server).policy.passes
+        return translate(schema.CompletionRequest(prompt="x", decoding=decoding), toy, **server).policy.passes
 
     assert chosen(None) == chosen({"step_map": True}) == chosen({"schedule": "dream"}) == 40
     assert chosen({"passes": 512}) == 512  # over each of eight blocks
@@ -268,7 +273,7 @@ def test_a_text_takes_no_more_passes_than_the_model_has_positions(toy):
 def test_the_servers_own_policy_is_not_held_against_the_bounds_for_requests(toy):
     server = {"policy": policies.get("mean_field", iterations=100), "settings": Settings(), "most": 1}
     body = schema.CompletionRequest(prompt="x", decoding={"threshold": 0.5})
-    assert asked_by(body, toy, **server).policy.iterations == 100
+    assert translate(body, toy, **server).policy.iterations == 100
 
 
 @pytest.mark.parametrize("body", [{"prompt": "x" * 5000}, {**HI, "max_tokens": 4096}, {"prompt": [{"mask": 5000}]}])

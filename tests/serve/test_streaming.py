@@ -12,10 +12,10 @@ from serve.servers import running
 import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
-from unmask.serve import schema
+from unmask.serve import answer_schema, schema
 from unmask.serve.answers import Answer
 from unmask.serve.app import EventStream
-from unmask.serve.translate import asked_by
+from unmask.serve.translate import translate
 from unmask.serve.worker import Ticket
 
 PROMPT = "Countdown: 86,28,13,31,96"
@@ -34,7 +34,7 @@ class ChunkChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
 
 
-class Chunk(schema.ChatCompletion):
+class Chunk(answer_schema.ChatCompletion):
     """One step of a conversation that is streamed."""
 
     object: Literal["chat.completion.chunk"]
@@ -86,7 +86,7 @@ def test_the_async_client_streams(served):
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(version, toy):
-    asked = asked_by(
+    asked = translate(
         schema.CompletionRequest(prompt="Hi"), toy, policy=policies.get("fixed"), settings=unmask.Settings(), most=1
     )
 
@@ -147,7 +147,7 @@ def test_every_frame_is_one_line_of_json_and_the_last_says_done(toy_served, path
     assert headers["Content-Type"].startswith("text/event-stream")
     *chunks, done = frames(text)
     assert done == "[DONE]"
-    kind = Chunk if path == CHAT else schema.Completion
+    kind = Chunk if path == CHAT else answer_schema.Completion
     for chunk in map(json.loads, chunks):
         assert kind.model_validate(chunk).model_dump(exclude_unset=True) == chunk
 

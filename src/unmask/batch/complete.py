@@ -18,7 +18,7 @@ from unmask.policies import Policy
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, failed, wrong
 from unmask.serve.schema import ChatRequest, CompletionRequest, request_of
-from unmask.serve.translate import Asked, asked_by, check_defaults, check_model
+from unmask.serve.translate import Asked, check_defaults, check_model, translate
 from unmask.settings import Settings
 from unmask.types import Output
 
@@ -89,7 +89,7 @@ def _asked(line: Line, llm: Generator, policy: Policy, settings: Settings, name:
     check_model(body.model, name)
     if body.stream:
         raise wrong("a batch is not streamed; leave stream out", param="stream")
-    return asked_by(body, llm, policy=policy, settings=settings, most=MOST_TEXTS)
+    return translate(body, llm, policy=policy, settings=settings, most=MOST_TEXTS)
 
 
 def _refusal(line: Line, error: Exception) -> Result:

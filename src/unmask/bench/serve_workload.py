@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WrongOption
 from unmask.options import check_number, check_whole, option
 from unmask.settings import Settings
 
@@ -29,9 +29,10 @@ class ServeWorkload:
         ("mean_field", "threshold", "klass", "fixed"),
         "Policies of requests, in turn (may be repeated).",
         "--policy",
+        metavar="NAME",
     )
     set_: Sequence[str] = option((), "A parameter of the policy, if there is one only.", "--set", metavar="KEY=VALUE")
-    caches: Sequence[str] = option((), "Caches of the requests, in turn (may be repeated).", "--cache")
+    caches: Sequence[str] = option((), "Caches of the requests, in turn (may be repeated).", "--cache", metavar="NAME")
     block_size: int | None = option(None, "Positions per block. [default: the server's]")
     share_streamed: float = option(0.5, "Share of answers that are streamed.")
     share_cancelled: float = option(0.1, "Share of requests whose client leaves before the answer.")
@@ -40,7 +41,9 @@ class ServeWorkload:
         False, "Alike requests: longest lengths, first policy, no streams, no client that leaves.", "--plain"
     )
     seed: int = option(0, "Of the prompts and their order.")
-    url: str | None = option(None, "A server of the same model that runs. [default: start one for the test]")
+    url: str | None = option(
+        None, "A server of the same model that runs. [default: start one for the test]", metavar="URL"
+    )
     max_batch_size: int | None = option(None, "Texts that the started server decodes together. [default: 8]")
     max_queue: int | None = option(None, "Texts that may wait in the started server. [default: 64]")
     compare: bool = option(
@@ -62,7 +65,7 @@ class ServeWorkload:
         if not (self.url or "http://x").startswith("http://"):
             raise UnmaskError(f"--url must begin with http://, got {self.url!r}")
         for name, value in self.limits().items() if self.url else ():
-            raise UnmaskError(f"{name} is for the server that is started here, got {value} with --url {self.url}")
+            raise WrongOption(name, f"is for the server that is started here, got {value} with --url {self.url}")
         for cache in self.caches:
             self.settings(cache)  # raises if a value is wrong
 

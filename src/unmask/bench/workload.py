@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnknownName, WrongOption
 from unmask.options import option
 from unmask.settings import Settings
 
@@ -26,10 +26,16 @@ class Workload:
     )
     batches: Sequence[int] = option((1,), "Rows decoded together (may be repeated).", "--batch")
     caches: Sequence[str] = option(
-        (), "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]", "--cache"
+        (),
+        "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]",
+        "--cache",
+        metavar="NAME",
     )
     refreshes: Sequence[str] = option(
-        ("block",), "When a cache is recomputed: block, blocks:N or drift:X (may be repeated).", "--refresh"
+        ("block",),
+        "When a cache is recomputed: block, blocks:N or drift:X (may be repeated).",
+        "--refresh",
+        metavar="WHEN",
     )
     max_tokens: int = option(256, "Tokens to generate.")
     block_size: int | None = option(None, "Positions per block. [default: 32, or what a block-causal model has]")
@@ -43,7 +49,7 @@ class Workload:
         _check_least("repeats", [self.repeats], 1)
         most = min(self.prompt_tokens)
         if self.shortest_prompt is not None and not 1 <= self.shortest_prompt <= most:
-            raise UnmaskError(f"the shortest prompt must have 1 to {most} tokens, got {self.shortest_prompt}")
+            raise WrongOption("shortest_prompt", f"must be in [1, {most}], got {self.shortest_prompt}")
         sizes: dict[str, Any] = {"max_tokens": self.max_tokens, "block_size": self.block_size, "seed": self.seed}
         for cache in self.caches or ("none",):
             for refresh in self.refreshes:
@@ -58,12 +64,14 @@ class RuleWorkload:
     vocabularies: Sequence[int] = option((126_464,), "Vocabulary V (may be repeated).", "--vocabulary")
     batches: Sequence[int] = option((1,), "Rows (may be repeated).", "--batch")
     dtype: str | None = option(
-        None, "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]"
+        None,
+        "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]",
+        metavar="NAME",
     )
-    device: str = option("cpu", "cpu, cuda or mps.")
+    device: str = option("cpu", "cpu, cuda or mps.", metavar="NAME")
     repeats: int = option(5, "Runs of each; the median counts.")
     seed: int = option(0, "Of the random logits.")
-    policies: Sequence[str] = option((), "Also time the decision of this policy (may be repeated).", "--policy")
+    policies: Sequence[str] = option((), "Also time this policy (may be repeated).", "--policy", metavar="NAME")
     naive: bool = option(
         True, "Also time the formula as printed in the paper, over m x m x V.", "--printed/--no-printed"
     )
@@ -81,4 +89,4 @@ class RuleWorkload:
 def _check_least(name: str, values: Sequence[int], least: int) -> None:
     """Refuse a list that is empty, or has a smaller number."""
     if not values or min(values) < least:
-        raise UnmaskError(f"{name} must be at least {least}, got {min(values, default='none')}")
+        raise WrongOption(name, f"must be at least {least}, got {min(values, default='none')}")

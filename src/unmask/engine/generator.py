@@ -7,8 +7,7 @@ that is for the loop and the policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Unpack, overload
 
 import torch
@@ -17,18 +16,17 @@ from torch import Tensor
 
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
-from unmask.engine.canvas import Canvas
-from unmask.engine.decode import decode
 from unmask.engine.detail import Detail
 from unmask.engine.keywords import Keywords
 from unmask.engine.likelihood import loglikelihood
-from unmask.engine.notebook import watched
-from unmask.engine.plan import Plan, plan, quantization_of
+from unmask.engine.plan import plan, quantization_of
 from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, encode_prompt, token_rows
+from unmask.engine.requests import check_infill, check_length, continuing, detail_of, infilling, new_trace
+from unmask.engine.run import dropped, events_of, outputs_of
 from unmask.engine.runner import Runner, runner_for
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.timed import TimedRunner
-from unmask.errors import TooLong, UnmaskError, WorkFailed
+from unmask.errors import WrongOption
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy
 from unmask.settings import Settings, SettingsFields
@@ -89,8 +87,8 @@ class Generator:
             **shorthand: Any field of Settings: `max_tokens=64, block_size=32`. `help(unmask.Settings)` has them all.
         """
         prompts, single = as_batch(prompt)
-        job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
-        requests = [self._continuing(self._encode(p), job, detail) for p in prompts]
+        job, detail = plan(self.model, policy, settings, shorthand), detail_of(trace)
+        requests = [continuing(self._loaded, self._encode(p), job, detail) for p in prompts]
         outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
         return outputs[0] if single else outputs
 
@@ -118,8 +116,8 @@ class Generator:
         Options are those of `generate`.
         """
         conversations, single = as_conversations(messages)
-        job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
-        requests = [self._continuing(self.codec.chat(one), job, detail) for one in conversations]
+        job, detail = plan(self.model, policy, settings, shorthand), detail_of(trace)
+        requests = [continuing(self._loaded, self.codec.chat(one), job, detail) for one in conversations]
         outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
         return outputs[0] if single else outputs
 
@@ -147,9 +145,9 @@ class Generator:
         Options are those of `generate`.
         """
         texts, single = as_batch(text)
-        _check_infill(None, settings, shorthand)
-        job, detail = plan(self.model, policy, settings, shorthand), _detail(trace)
-        requests = [self._infilling(self._encode(one, special=False), job, detail) for one in texts]
+        check_infill(None, settings, shorthand)
+        job, detail = plan(self.model, policy, settings, shorthand), detail_of(trace)
+        requests = [infilling(self._loaded, self._encode(one, special=False), job, detail) for one in texts]
         outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
         return outputs[0] if single else outputs
 
@@ -168,7 +166,7 @@ class Generator:
         events, and the output has the trace.
         """
         request = self.request(prompt, policy=policy, settings=settings, trace=trace, **shorthand)
-        return (event for _, event in self._heard(Scheduler([request], rows=1)))
+        return (event for _, event in events_of(Scheduler([request], rows=1), self._runner()))
 
     async def astream(
         self,
@@ -211,15 +209,15 @@ class Generator:
         that of `stream`.
         """
         if infill:
-            _check_infill(suffix, settings, shorthand)
+            check_infill(suffix, settings, shorthand)
         job = plan(self.model, policy, settings, shorthand)
         if infill:
             ids = self._encode(prompt, special=False)  # ty: ignore[invalid-argument-type]
-            return self._infilling(ids, job, _detail(trace))
+            return infilling(self._loaded, ids, job, detail_of(trace))
         messages = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
         ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
         after = [] if suffix is None else self._encode(suffix, special=False, begins=False)
-        return self._continuing(ids, job, _detail(trace), after)
+        return continuing(self._loaded, ids, job, detail_of(trace), after)
 
     def run(
         self,
@@ -235,31 +233,9 @@ class Generator:
         Options are those of `generate`. If a request fails, the others are decoded before its error is raised.
         """
         if batch_size < 1:
-            raise UnmaskError(f"batch_size must be at least 1, got {batch_size}")
-        order = list(range(len(requests)))
-        if on_output is None:
-            order.sort(key=lambda index: -requests[index].canvas.length)
+            raise WrongOption("batch_size", f"must be at least 1, got {batch_size}")
         runner = TimedRunner(self.model, self._pool) if timed else self._runner()
-        outputs: dict[int, Output] = {}
-        errors: dict[int, UnmaskError] = {}
-        told = 0
-        events = decode(Scheduler([requests[index] for index in order], rows=batch_size), runner)
-        for event in watched(events, len(requests)):
-            index = order[event.row]
-            output = requests[index].hear(event)
-            if on_step is not None:
-                on_step(replace(event, row=index))
-            if event.error is not None:
-                errors[index] = event.error
-            elif output is not None:
-                timing = runner.spent[event.row] if isinstance(runner, TimedRunner) else None
-                outputs[index] = replace(output, timing=timing)
-            while on_output is not None and told in outputs:
-                on_output(outputs[told])
-                told += 1
-        if errors:
-            raise _failure(errors, len(requests))
-        return [outputs[index] for index in range(len(requests))]
+        return outputs_of(requests, runner, batch_size=batch_size, on_step=on_step, on_output=on_output)
 
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
         """Decode the scheduler's requests, also requests added meanwhile, until none is left.
@@ -268,29 +244,20 @@ class Generator:
         reason why it could not be decoded. The output of an abandoned request means nothing; a request that was
         abandoned before it began has one event without a step. An error of the model or the device ends all requests.
         """
-        for pair in self._heard(scheduler, failing_alone=True):
+        for pair in events_of(scheduler, self._runner(), failing_alone=True):
             yield pair
-            yield from _dropped(scheduler)
-        yield from _dropped(scheduler)
+            yield from dropped(scheduler)
+        yield from dropped(scheduler)
 
     def new_trace(self, request: Request) -> Trace:
         """A trace of the request without passes: call it before the request is decoded."""
-        canvas = request.canvas
-        # The masks of a continuation are not part of its prompt; masks inside an infilled text are.
-        prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues and not request.infills else canvas.tokens
-        about = {
-            "text": self.codec.decode(prompt, special=True),
-            "token_ids": list(prompt),
-            "tokens": [self.codec.token_text(token) for token in prompt],
-            "holes": list(canvas.holes),
-        }
-        return Trace(header=request.plan.header(self.model) | {"prompts": [about]})
+        return new_trace(self._loaded, request)
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[Any] | Tensor) -> Float[Tensor, "b n v"]:
         """float32 logits of every position, aligned with positions; the mask token's logits are not suppressed."""
         tokens = token_rows(token_ids, self.spec.vocab_size, self.model.device)
-        self._check_length(tokens.shape[1], 0)
+        check_length(self.spec, tokens.shape[1], 0)
         return self.model.predict(tokens).logits.float()
 
     def loglikelihood(
@@ -299,7 +266,7 @@ class Generator:
         """Monte Carlo estimate of ln p(continuation | prompt), as LLaDA's evaluation does it."""
         before = self._encode(prompt)
         after = self._encode(continuation, special=False, begins=False)
-        self._check_length(len(before), len(after))
+        check_length(self.spec, len(before), len(after))
         return loglikelihood(self.model, before, after, samples=samples, seed=seed, batch_size=batch_size)
 
     def warmup(
@@ -319,89 +286,19 @@ class Generator:
         """
         for name, value in (("prompt_tokens", prompt_tokens), ("batch_size", batch_size)):
             if value < 1:
-                raise UnmaskError(f"{name} must be at least 1, got {value}")
+                raise WrongOption(name, f"must be at least 1, got {value}")
         job = plan(self.model, policy, settings, shorthand)
-        self._check_length(prompt_tokens, job.max_tokens)
+        check_length(self.spec, prompt_tokens, job.max_tokens)
         cuda = fast_module("unmask.engine.cuda.warmup", self.model.device)
         if cuda is not None:
             cuda.warm_up(self._runner(), job, prompt_tokens=prompt_tokens, rows=batch_size)
+
+    @property
+    def _loaded(self) -> LoadedModel:
+        return LoadedModel(model=self.model, codec=self.codec)
 
     def _runner(self) -> Runner:
         return runner_for(self.model, self._pool)
 
     def _encode(self, prompt: Prompt, *, special: bool = True, begins: bool = True) -> list[int]:
         return encode_prompt(self.spec, self.codec, prompt, special=special, begins=begins)
-
-    def _check_length(self, prompt: int, new: int) -> None:
-        if prompt + new > self.spec.max_length:
-            extra = f" and {new} to generate" if new else ""
-            raise TooLong(
-                f"{prompt} tokens{extra} are more than the {self.spec.max_length} positions of {self.spec.name}"
-            )
-
-    def _continuing(self, prompt: list[int], job: Plan, detail: Detail | None, suffix: Sequence[int] = ()) -> Request:
-        """A request for the text between the prompt and the suffix."""
-        if self.spec.mask_id in prompt or self.spec.mask_id in suffix:
-            mask = self.codec.token_text(self.spec.mask_id)
-            way = "to fill masks inside a text, use infill, or the prompt of /v1/completions"
-            raise UnmaskError(f"the prompt contains the mask token {mask}; {way}")
-        self._check_length(len(prompt) + len(suffix), job.max_tokens)
-        return self._made([*prompt, *[self.spec.mask_id] * job.max_tokens, *suffix], job, detail, infills=False)
-
-    def _infilling(self, text: list[int], job: Plan, detail: Detail | None) -> Request:
-        """A request for the masks in a text."""
-        if self.spec.mask_id not in text:
-            mask = self.codec.token_text(self.spec.mask_id)
-            raise UnmaskError(f"the text has no mask to fill; write {mask} for each token that is missing")
-        self._check_length(len(text), 0)
-        return self._made(text, job, detail, infills=True)
-
-    def _made(self, tokens: list[int], job: Plan, detail: Detail | None, *, infills: bool) -> Request:
-        canvas = Canvas(
-            tokens=tokens,
-            mask_id=self.spec.mask_id,
-            block_size=job.block_size,
-            seed=job.settings.seed,
-            aligned=self.spec.causal,
-            sliding=job.settings.sliding,
-        )
-        if self.spec.causal and not canvas.continues:
-            raise UnmaskError(f"{self.spec.name} sees only what lies before: it cannot fill a hole that text follows")
-        request = Request(canvas=canvas, plan=job, ending=job.ending(self.codec), infills=infills, detail=detail)
-        request.trace = None if detail is None else self.new_trace(request)
-        return request
-
-    def _heard(self, scheduler: Scheduler, *, failing_alone: bool = False) -> Iterator[tuple[Request, StreamEvent]]:
-        """Every event with its request. Raises the first error, unless requests may fail alone."""
-        for step in decode(scheduler, self._runner()):
-            if step.error is not None and not failing_alone:
-                raise step.error
-            request = scheduler.running.pop(step.row) if step.finished else scheduler.running[step.row]
-            yield request, request.stream(step)
-
-
-def _dropped(scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
-    while scheduler.dropped:
-        yield scheduler.dropped.popleft(), StreamEvent(text_delta="")
-
-
-def _detail(trace: bool | Detail) -> Detail | None:
-    if not isinstance(trace, bool | Detail):
-        raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
-    return trace if isinstance(trace, Detail) else Detail() if trace else None
-
-
-def _check_infill(suffix: Prompt | None, settings: Settings | None, shorthand: Mapping[str, Any]) -> None:
-    given = {"suffix": suffix, **shorthand}
-    for name in ("suffix", "max_tokens", "stop", "stop_token_ids"):
-        if given.get(name) or getattr(settings, name, None):
-            raise UnmaskError(f"infill fills the masks that are there: {name} does not apply")
-
-
-def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
-    """The error to raise when some requests failed; all others were decoded."""
-    index, error = min(errors.items())
-    if count == 1:
-        return error
-    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-    return WorkFailed(f"prompt {index + 1} of {count}{more}: {error}")

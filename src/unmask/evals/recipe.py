@@ -6,24 +6,23 @@ key. `expand.py`, which knows the model, fills in what a recipe leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from unmask import policies
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnknownName, UnmaskError, WrongOption, check_known
 from unmask.evals import tiny_suite
 from unmask.evals.cell import TABLES
 from unmask.evals.harness import BENCHMARKS, unknown_task
 from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
 from unmask.settings import Settings
+from unmask.yaml_file import read_mapping
 
 PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
@@ -100,14 +99,7 @@ _TRUTHS, _TEXTS = ("allow_unsandboxed", "shared"), ("title", "data_dir", "table"
 
 def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in that file; a flag that is not None wins over the key of its name, singular or plural."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnmaskError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UnmaskError(f"the recipe {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise UnmaskError(f"the recipe {path} must be a mapping of keys such as model, policy and tasks")
+    values = read_mapping(path, "recipe", "keys such as model, policy and tasks")
     return parse(values, flags, source=str(path), name=path.stem)
 
 
@@ -115,22 +107,30 @@ def parse(
     values: Mapping[str, Any], flags: Mapping[str, Any] | None = None, *, source: str = "recipe", name: str = "recipe"
 ) -> Recipe:
     """The recipe in plain data; flags count as in `read`. Errors begin with the `source`, unless it is empty."""
-    with _at(source) if source else nullcontext():
+    typed = _in_plural(flags or {})
+
+    def at(key: str) -> AbstractContextManager[None]:
+        """Errors begin with the source, unless a flag was typed instead of the key."""
+        return _at(source) if source and key not in typed else nullcontext()
+
+    with at("recipe"):
         _check_keys("recipe key", values, _KEYS)
-        typed = _in_plural(flags or {})
         given = _in_plural(values) | typed
-        for_all, forced = ({key: found[key] for key in FOR_ALL if key in found} for found in (given, typed))
-        recipe = Recipe(
-            name=name,
-            models=_several(given, "models", partial(_checkpoint, for_all=for_all, forced=forced)),
-            policies=_several(given, "policies", _policy),
-            settings=tuple(_settings(item) for item in _listed(given.get("settings") or {})),
-            tasks=_several(given, "tasks", _task),
-            **{key: _plain(key, given[key]) for key in (*_LEAST, *_TRUTHS, *_TEXTS) if key in given},
-        )
-        if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
-            raise UnmaskError(f"shots is given, but there are none for {', '.join(recipe.tasks)}")
-    return recipe
+    for_all, forced = ({key: found[key] for key in FOR_ALL if key in found} for found in (given, typed))
+    lists = {"models": partial(_checkpoint, for_all=for_all, forced=forced), "policies": _policy, "tasks": _task}
+    made: dict[str, Any] = {}
+    for key, make in lists.items():
+        with at(key):
+            made[key] = _several(given, key, make)
+    for key in (key for key in (*_LEAST, *_TRUTHS, *_TEXTS) if key in given):
+        with at(key):
+            made[key] = _plain(key, given[key])
+    with at("settings"):
+        made["settings"] = tuple(_settings(item) for item in _listed(given.get("settings") or {}))
+    with at("shots"):
+        if made.get("shots") and all(tiny_suite.knows(task) for task in made["tasks"]):
+            raise WrongOption("shots", f"is given, but there are none for {', '.join(made['tasks'])}")
+    return Recipe(name=name, **made)
 
 
 def _in_plural(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _at(place: str) -> Generator[None]:
         raise UnmaskError(f"{place}: {error}") from error
 
 
-def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
+def _check_keys(kind: str, given: Iterable[Any], known: Collection[str]) -> None:
     """Refuse an unknown key: say what it is called here, where it belongs, or the nearest known one."""
     for key in (key for key in given if key not in known):
         if key in _FOREIGN:
@@ -160,7 +160,7 @@ def _check_keys(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
         if owner := policies.owner_of(str(key)):
             way = f"policy: {{name: {owner}, {key}: ...}}"
             raise UnmaskError(f"unknown {kind} {key!r}; it is a parameter of a policy: {way}")
-        raise UnknownName(kind, str(key), known)
+    check_known(kind, given, known)
 
 
 def _several(given: Mapping[str, Any], key: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:
@@ -185,11 +185,9 @@ def _checkpoint(item: Any, *, for_all: Mapping[str, Any], forced: Mapping[str, A
     if not all(isinstance(value, str) and value for value in given.values()) or "path" not in given:
         keys = f"{', '.join(known[:-1])} and {known[-1]}"
         raise UnmaskError(f"a model is a name or a folder, or a mapping with {keys}, got {item!r}")
-    with _at("dtype"):
-        choose_dtype(given.get("dtype", "float32"))
-    with _at("quantize"):
-        if "quantize" in given and given["quantize"] not in FORMATS:
-            raise UnknownName("quantisation", given["quantize"], FORMATS)
+    choose_dtype(given.get("dtype", "float32"))
+    if "quantize" in given and given["quantize"] not in FORMATS:
+        raise UnknownName("quantisation", given["quantize"], FORMATS)
     return Checkpoint(**given)
 
 
@@ -200,8 +198,9 @@ def _policy(item: Any) -> PolicyChoice:
         raise UnmaskError(f"a policy is a name, or a mapping with a name and parameters, got {item!r}")
     settings = {key: given.pop(key) for key in list(given) if key in SETTINGS}
     _check_keys(f"parameter of {name}", (key for key in given if key in _FOREIGN), ())
+    policies.get(known := policies.named(name))
     with _at("policy"):
-        policies.get(policies.named(name), **given)
+        policies.get(known, **given)
     return PolicyChoice(name=name, parameters=given, settings=_settings(settings))
 
 
@@ -228,13 +227,13 @@ def _task(item: Any) -> str:
 def _plain(key: str, value: Any) -> Any:
     """The value of a key that holds one number, text or truth value."""
     if key in _LEAST and (type(value) is not int or value < _LEAST[key]):
-        raise UnmaskError(f"{key} must be a whole number of at least {_LEAST[key]}, got {value!r}")
+        raise WrongOption(key, f"must be a whole number of at least {_LEAST[key]}, got {value!r}")
     if key in _TRUTHS and not isinstance(value, bool):
-        raise UnmaskError(f"{key} must be true or false, got {value!r}")
+        raise WrongOption(key, f"must be true or false, got {value!r}")
     if key in _TEXTS and not isinstance(value, str):
-        raise UnmaskError(f"{key} must be text, got {value!r}")
+        raise WrongOption(key, f"must be text, got {value!r}")
     if key == "data_dir" and not Path(value).is_dir():
-        raise UnmaskError(f"data_dir {value} is not a folder")
+        raise WrongOption(key, f"must be a folder, got {value}")
     if key == "table" and value not in TABLES:
         raise UnknownName("table", value, TABLES)
     return value

@@ -38,6 +38,7 @@ class ModelSpec:
     causal: bool = False  # a block sees itself and the blocks before it; blocks are counted from position 0
     max_tokens: int | None = None  # recommended by the checkpoint
     block_size: int | None = None  # recommended by the checkpoint
+    converses: bool = False  # trained on conversations, as far as its files tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,13 @@ the files of a run never does.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import copyreg
 import hashlib
+import importlib
 import sys
+from collections.abc import Generator
 from dataclasses import fields, is_dataclass
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -22,12 +26,12 @@ from unmask.policies.base import Policy, get, registry
 def named(policy: str) -> str:
     """The name by which `get` finds the policy. One of the form FILE.py:Class is loaded, and its name has a digest.
 
-    The digest is that of the file: another version of a rule is another policy.
+    The digest is that of the file and of what it imports from beside it: another version of a rule is another policy.
     """
     file, colon, kind = policy.rpartition(":")
     if not colon or not file.endswith(".py"):
         return policy
-    module = _module(Path(file).expanduser())
+    module = _module(Path(file).expanduser().absolute())
     found = getattr(module, kind, None)
     if not isinstance(found, type):
         classes = [
@@ -58,19 +62,58 @@ def _is_policy(value: object) -> bool:
 def _module(path: Path) -> ModuleType:
     """The file as a module, run once for each version of it."""
     try:
-        source = path.read_bytes()
+        sources = _sources(path)
     except OSError as error:
         raise UnmaskError(f"cannot read the policy {path}: {error.strerror}") from error
-    name = f"unmask_{path.stem}_{hashlib.blake2b(source, digest_size=4).hexdigest()}"
+    name = f"unmask_{path.stem}_{hashlib.blake2b(b''.join(sources.values()), digest_size=4).hexdigest()}"
+    source = sources.pop(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_loader(name, None, origin=str(path))
     assert spec is not None
     module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
-    module.__file__ = str(path.absolute())
+    module.__file__ = str(path)
     try:
-        exec(compile(source, str(path), "exec"), vars(module))
+        with _beside(path, sources):
+            exec(compile(source, str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
         raise UnmaskError(f"the policy {path} failed: {type(error).__name__}: {one_line(error)}") from error
     return module
+
+
+def _sources(path: Path) -> dict[Path, bytes]:
+    """The file, and every module beside it that it imports, also through another one."""
+    found, left = {path: path.read_bytes()}, [path]
+    while left:
+        with contextlib.suppress(SyntaxError, ValueError):  # told when the file is run
+            for node in ast.walk(ast.parse(found[left.pop()])):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                for file in (path.parent / f"{name.partition('.')[0]}.py" for name in names):
+                    if file not in found and file.is_file():
+                        found[file] = file.read_bytes()
+                        left.append(file)
+    return found
+
+
+_imported: dict[Path, bytes] = {}  # modules beside rules, as they were when they were imported
+
+
+@contextlib.contextmanager
+def _beside(path: Path, modules: dict[Path, bytes]) -> Generator[None]:
+    """Imports find the modules beside the file first, as those of a script do.
+
+    One of them that changed, or that another rule has in its folder, is imported anew.
+    """
+    for file, source in modules.items():
+        loaded = Path(getattr(sys.modules.get(file.stem), "__file__", None) or "")
+        if loaded in _imported and (loaded != file or _imported[loaded] != source):
+            del sys.modules[file.stem]
+        _imported[file] = source
+    sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(path.parent))

@@ -131,3 +131,9 @@ def _answers(address: str) -> bool:
     except (OSError, OverflowError, UnicodeError):
         return False
     return True
+
+
+def last_line(message: object) -> str:
+    """The part of Ray's message, or of its error, that says what happened."""
+    lines = [line.strip() for line in str(message).splitlines() if line.strip() and not line.startswith("\t")]
+    return lines[-1] if lines else type(message).__name__

@@ -12,7 +12,9 @@ class ClusterConfig:
     """A Ray cluster, and what each replica takes of it."""
 
     address: str | None = option(
-        None, "Head node of a Ray cluster, HOST:PORT, or auto. [default: a cluster on this machine, while it is needed]"
+        None,
+        "Head node of a Ray cluster, or auto. [default: a cluster on this machine, while it is needed]",
+        metavar="HOST:PORT",
     )
     replicas: int | None = option(None, "Copies of the model on the cluster. [default: as many as have room]")
     cpus_per_replica: float = option(1.0, "CPU cores of a replica.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask.errors import OutOfMemory, UnmaskError, WorkFailed, one_line
-from unmask.remote.cluster import Cluster
+from unmask.remote.cluster import Cluster, last_line
 from unmask.remote.config import ClusterConfig
 
 TICK_S = 2.0  # between two looks at the cluster while nothing happens
@@ -213,9 +213,9 @@ class Pool:
         try:
             return self._ray.get(answer), None
         except RayTaskError as error:  # arguments or a result that cannot be sent
-            return Failure(WorkFailed(_last_line(error))), None
+            return Failure(WorkFailed(last_line(error))), None
         except RayError as error:
-            return None, _last_line(error)
+            return None, last_line(error)
 
     def _check_placed(self) -> None:
         """Raise if no replica has found room for a while."""
@@ -229,9 +229,3 @@ class Pool:
 def _raise_failure(found: Any, place: str = "") -> None:
     if isinstance(found, Failure):
         raise type(found.error)(f"{place}{found.error}")
-
-
-def _last_line(error: Exception) -> str:
-    """The part of Ray's message that says what happened."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip() and not line.startswith("\t")]
-    return lines[-1] if lines else type(error).__name__

@@ -1,6 +1,6 @@
 """What a client reads: an answer as a whole, or the chunks of one that is streamed.
 
-schema.py has their shapes. Here answers are plain data, since in a chunk a null field differs from a missing one.
+answer_schema.py has the shapes. Here answers are plain data: in a chunk, a null field differs from a missing one.
 """
 
 from __future__ import annotations

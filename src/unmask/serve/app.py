@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
 from unmask.engine.generator import Generator
-from unmask.serve import pages, schema, tokens
+from unmask.serve import answer_schema, pages, schema, tokens
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, closing, overdue, wrong
 from unmask.serve.guard import CheckedRequest, CheckedRoute, Guard
@@ -22,7 +22,7 @@ from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
 from unmask.serve.served import Served
 from unmask.serve.stream import frames
 from unmask.serve.strict_json import dumps
-from unmask.serve.translate import asked_by, check_model
+from unmask.serve.translate import check_model, translate
 from unmask.serve.worker import Ticket
 
 T = TypeVar("T")
@@ -31,13 +31,13 @@ _ABOUT_URLS = {404: ("unknown URL", "unknown_url"), 405: ("not allowed", "method
 router = APIRouter(route_class=CheckedRoute)
 
 
-def _failing(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors that a route may answer with, for the OpenAPI document."""
-    return {status: {"model": schema.ErrorBody} for status in statuses}
+    return {status: {"model": answer_schema.ErrorBody} for status in statuses}
 
 
-_READING = _failing(400, 401, 404, 408, 413, 429, 500, 503)
-_WORKING = _READING | _failing(504) | {200: {"content": {"text/event-stream": {}}}}
+_BODY_RESPONSES = _errors(400, 401, 404, 408, 413, 429, 500, 503)
+_DECODING_RESPONSES = _BODY_RESPONSES | _errors(504) | {200: {"content": {"text/event-stream": {}}}}
 
 
 class EventStream(StreamingResponse):
@@ -80,7 +80,7 @@ def create_app(served: Served) -> App:
     app.include_router(router)
     app.include_router(pages.router)
     for kind in (HTTPException, RequestValidationError, RecursionError, Exception):
-        app.add_exception_handler(kind, _complain)
+        app.add_exception_handler(kind, _error_response)
     config = served.config
     app.add_middleware(Guard, keys=config.api_keys, most=config.max_requests_per_key)
     if config.cors_origin:  # outside the guard: a browser asks for leave without the key, and must read a refusal
@@ -94,7 +94,7 @@ def create_app(served: Served) -> App:
     return app
 
 
-async def _complain(request: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         message, param = schema.complaint(error.errors())
         error = wrong(message, param=param)
@@ -107,7 +107,7 @@ async def _complain(request: Request, error: Exception) -> Response:
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health", response_model=schema.Health, responses=_failing(503))
+@router.get("/health", response_model=answer_schema.Health, responses=_errors(503))
 async def health(request: Request) -> Response:
     """Whether work is taken, and gets on."""
     _served(request).check_alive()
@@ -117,7 +117,7 @@ async def health(request: Request) -> Response:
 
 
 @router.head("/health/live", include_in_schema=False)
-@router.get("/health/live", response_model=schema.Health, responses=_failing(503))
+@router.get("/health/live", response_model=answer_schema.Health, responses=_errors(503))
 async def live(request: Request) -> Response:
     """Whether the engine is there and not stuck; else the process should be started anew."""
     _served(request).check_alive()
@@ -125,51 +125,51 @@ async def live(request: Request) -> Response:
 
 
 @router.head("/health/ready", include_in_schema=False)
-@router.get("/health/ready", response_model=schema.Health, responses=_failing(503))
+@router.get("/health/ready", response_model=answer_schema.Health, responses=_errors(503))
 async def ready(request: Request) -> Response:
     """Whether a request would be taken now."""
     _served(request).check_ready()
     return _reply({"status": "ok"})
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=_failing(401))
+@router.get("/metrics", response_class=PlainTextResponse, responses=_errors(401))
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
     return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE})
 
 
-@router.get("/v1/models", response_model=schema.ModelList, responses=_failing(401))
+@router.get("/v1/models", response_model=answer_schema.ModelList, responses=_errors(401))
 async def models(request: Request) -> Response:
     """The model that is served."""
     return _reply({"object": "list", "data": [_served(request).model()]})
 
 
-@router.get("/v1/models/{name:path}", response_model=schema.Model, responses=_failing(401, 404))
+@router.get("/v1/models/{name:path}", response_model=answer_schema.Model, responses=_errors(401, 404))
 async def model(name: str, request: Request) -> Response:
     """That model, by its name, which may have slashes."""
     check_model(name, _served(request).name)
     return _reply(_served(request).model())
 
 
-@router.post("/v1/completions", response_model=schema.Completion, responses=_WORKING)
+@router.post("/v1/completions", response_model=answer_schema.Completion, responses=_DECODING_RESPONSES)
 async def completions(body: schema.CompletionRequest, request: CheckedRequest) -> Response:
     """Continue prompts as they are, without a chat template."""
     return await _answer(body, request)
 
 
-@router.post("/v1/chat/completions", response_model=schema.ChatCompletion, responses=_WORKING)
+@router.post("/v1/chat/completions", response_model=answer_schema.ChatCompletion, responses=_DECODING_RESPONSES)
 async def chat_completions(body: schema.ChatRequest, request: CheckedRequest) -> Response:
     """Answer a conversation through the checkpoint's chat template."""
     return await _answer(body, request)
 
 
-@router.post("/tokenize", response_model=schema.Tokenized, responses=_READING)
+@router.post("/tokenize", response_model=answer_schema.Tokenized, responses=_BODY_RESPONSES)
 async def tokenize(body: schema.TokenizeRequest, request: Request) -> Response:
     """The token ids of a prompt or of a conversation, as the model would get them."""
     return await _convert(tokens.tokenize, body, request)
 
 
-@router.post("/detokenize", response_model=schema.Detokenized, responses=_READING)
+@router.post("/detokenize", response_model=answer_schema.Detokenized, responses=_BODY_RESPONSES)
 async def detokenize(body: schema.DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens included."""
     return await _convert(tokens.detokenize, body, request)
@@ -193,7 +193,7 @@ async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     try:
         async with asyncio.timeout_at(deadline):
-            asked = await asyncio.to_thread(asked_by, body, served.worker.llm, **defaults)
+            asked = await asyncio.to_thread(translate, body, served.worker.llm, **defaults)
     except TimeoutError as error:
         raise overdue() from error
     served.check_size(asked.requests)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WrongOption
 from unmask.options import check_number, check_whole, option
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
@@ -16,7 +16,7 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9
 class ServerConfig:
     """Everything about a server that is not the model, the policy or the settings."""
 
-    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0: every address of the machine.")
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0: every address of the machine.", metavar="ADDRESS")
     port: int = option(8000, "Port to listen at; 0: a free one.")
     max_batch_size: int = option(8, "Texts decoded together.")
     max_queue: int = option(64, "Texts that may wait; while there are so many, a request gets 429.")
@@ -30,7 +30,7 @@ class ServerConfig:
     )
     request_timeout_s: float = option(600.0, "Seconds from a request to the end of its answer; 0: no limit.")
     client_timeout_s: float = option(30.0, "Seconds that a client may take to send a request, or to read.")
-    served_model_name: str | None = option(None, "Name of the model for clients. [default: as loaded]")
+    served_model_name: str | None = option(None, "Name of the model for clients. [default: as loaded]", metavar="NAME")
     warmup_prompt_tokens: int | None = option(
         None, "Length of the prompts to warm up for, on CUDA; 0: do not. [default: 512, or what fits]"
     )
@@ -42,9 +42,11 @@ class ServerConfig:
         None, "Seed of requests that give none. [default: 0, or a random one where the temperature is above 0]"
     )
     cors_origin: Sequence[str] = option(
-        (), "Origin whose pages may call the server, such as https://example.com; *: every one (may be repeated)."
+        (),
+        "Origin whose pages may call the server, such as https://example.com; *: every one (may be repeated).",
+        metavar="URL",
     )
-    api_key_file: str | None = option(None, "File of API keys, one a line; # begins a comment.")
+    api_key_file: str | None = option(None, "File of API keys, one a line; # begins a comment.", metavar="FILE")
     max_requests_per_key: int | None = option(None, "POST requests of one key at a time; one beyond them gets 429.")
     api_keys: Sequence[str] = field(default=(), repr=False)  # clients must send one of them; none: no key is needed
 
@@ -56,15 +58,15 @@ class ServerConfig:
         check_whole(self, "warmup_prompt_tokens", "seed", least=0, optional=True)
         check_whole(self, "max_requests_per_key", least=1, optional=True)
         if not 0 <= self.port < 2**16:
-            raise UnmaskError(f"port must be in [0, 65535], got {self.port}")
+            raise WrongOption("port", f"must be in [0, 65535], got {self.port}")
         for name in ("host", "served_model_name", "api_key_file"):
             if getattr(self, name) == "":
-                raise UnmaskError(f"{name} must not be empty")
+                raise WrongOption(name, "must not be empty")
         if not (self.served_model_name or "").isprintable():
-            raise UnmaskError(f"served_model_name must be printable, got {self.served_model_name!r}")
+            raise WrongOption("served_model_name", f"must be printable, got {self.served_model_name!r}")
         for origin in self.cors_origin:
             if not _ORIGIN.fullmatch(origin):
-                raise UnmaskError(f"cors_origin must be * or like https://example.com:8443, got {origin!r}")
+                raise WrongOption("cors_origin", f"must be * or like https://example.com:8443, got {origin!r}")
         for key in self.api_keys:
             if not key or not key.isprintable() or key != key.strip():
                 raise UnmaskError("the API key must be printable UTF-8, without white space at its ends")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from unmask.errors import OutOfMemory, TooLong, UnmaskError
+from unmask.errors import KEYWORD, OutOfMemory, TooLong, UnmaskError, WrongOption
+from unmask.settings import Settings
 
+OBJECTS = ("decoding", "decoding.events")  # fields that hold options
 LONGEST = 500  # letters of a message: it may quote what a client sent
 
 
@@ -37,9 +40,18 @@ class ApiError(HTTPException):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def _as_field(found: re.Match[str]) -> str:
+    return f"{found[1]}: {found[2]}" if found[1] in Settings.__dataclass_fields__ else found[0]
+
+
 def wrong(message: object, *, param: str | None = None) -> ApiError:
     """A request that cannot be served as it was made; `message` may be the error that says why."""
     code = "context_length_exceeded" if isinstance(message, TooLong) else None
+    if isinstance(message, WrongOption):  # by the name of the field, which may lie inside another
+        place = f"{param}.{message.name}" if param in OBJECTS else param or message.name
+        message = f"{place} {message.problem}"
+    elif isinstance(message, UnmaskError):
+        message = KEYWORD.sub(_as_field, message.http or str(message))
     return ApiError(400, str(message), param=param, code=code)
 
 

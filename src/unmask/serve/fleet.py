@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from unmask.engine.generator import Generator
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import Policy
-from unmask.remote.cluster import Cluster, quiet
+from unmask.remote.cluster import Cluster, last_line, quiet
 from unmask.remote.config import ClusterConfig
 from unmask.serve.board import Board, Overview
 from unmask.serve.config import ServerConfig
@@ -131,7 +131,7 @@ class Fleet:
                 self._check_placed(found, time.monotonic() - began)
             state = _within(ANSWER_S, serve.status).applications[NAME]
             if state.status == "DEPLOY_FAILED":
-                raise WorkFailed(f"the replicas could not be started: {_last_line(state.message)}")
+                raise WorkFailed(f"the replicas could not be started: {last_line(state.message)}")
             if state.status == "RUNNING" and found is not None and found.ready == self.cluster.replicas:
                 break
             time.sleep(TICK_S / 4)
@@ -190,7 +190,7 @@ class Fleet:
         except GetTimeoutError:
             return None
         except RayError as error:
-            raise WorkFailed(f"the board of this server is lost: {_last_line(error)}") from error
+            raise WorkFailed(f"the board of this server is lost: {last_line(error)}") from error
 
     def _close(self) -> None:
         """End the replicas and Ray Serve, and leave the cluster."""
@@ -241,9 +241,4 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     except TimeoutError as error:
         raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
     except (RayError, RayServeException) as error:
-        raise WorkFailed(f"Ray Serve failed: {_last_line(error)}") from error
-
-
-def _last_line(message: object) -> str:
-    """The part of Ray's message that says what happened."""
-    return str(message).strip().splitlines()[-1]
+        raise WorkFailed(f"Ray Serve failed: {last_line(error)}") from error

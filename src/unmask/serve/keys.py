@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from unmask.errors import UnmaskError
+from unmask.errors import UnmaskError, WrongOption
 from unmask.serve.config import ServerConfig
 
 VARIABLE = "UNMASK_API_KEY"
@@ -23,7 +23,7 @@ def with_keys(config: ServerConfig, say: Callable[[str], None]) -> ServerConfig:
     if config.api_key_file is not None:
         found += _read(Path(config.api_key_file), say)
     if config.max_requests_per_key is not None and not found:
-        raise UnmaskError(f"max_requests_per_key needs keys: give --api-key-file, or set {VARIABLE}")
+        raise WrongOption("max_requests_per_key", f"needs keys: give --api-key-file, or set {VARIABLE}")
     return replace(config, api_keys=tuple(dict.fromkeys(found)))
 
 

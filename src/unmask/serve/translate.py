@@ -78,11 +78,11 @@ def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
     job = plan(llm.model, policy, settings)
     if job.max_tokens >= llm.spec.max_length:
         room = f"leaves no room for a prompt in the {llm.spec.max_length} positions of {llm.spec.name}"
-        raise UnmaskError(f"max_tokens={job.max_tokens} {room}; give a smaller --max-tokens")
+        raise UnmaskError(f"max_tokens={job.max_tokens} {room}; give a smaller number")
     return job
 
 
-def asked_by(
+def translate(
     body: Body, llm: Generator, *, policy: Policy, settings: Settings, most: int, draw_seed: bool = False
 ) -> Asked:
     """What the request asks for; `policy` and `settings` are the defaults, `most` is the number of texts allowed.

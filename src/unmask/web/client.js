@@ -40,7 +40,7 @@ export async function ask(path, options = {}) {
 async function complaint(answer) {
   const text = await answer.text();
   try {
-    return JSON.parse(text).error.message;
+    return JSON.parse(text).error.message.replace(/^decoding\./, ""); // as the form labels its fields
   } catch {
     return `${answer.status} ${answer.statusText}`;
   }

@@ -1,16 +1,12 @@
 // @ts-check
 // The HTTP interface, drawn from the server's own OpenAPI document. Texts are always text nodes.
 
+import { el } from "./dom.js";
+import { themeButton } from "./theme.js";
+
+themeButton(document.getElementById("theme"));
 const main = document.getElementById("main");
 const DEEPEST = 4; // objects within objects
-
-/** @param {string} tag @param {Record<string, string>} [given] @param {...any} children @returns {any} */
-function el(tag, given = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(given)) node.setAttribute(name, value);
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
-  return node;
-}
 
 /** The schema that a reference stands for. */
 function resolved(spec, schema) {

@@ -45,7 +45,7 @@ def _reason(error: Exception, revision: str | None) -> str:
         case HFValidationError():
             return "it is neither a folder here nor a possible name on the hub"
         case GatedRepoError():
-            return "it is gated; accept its terms on its hub page and pass token= or set HF_TOKEN"
+            return "it is gated; accept its terms on its hub page, and set HF_TOKEN (in Python, token= does too)"
         case RepositoryNotFoundError():
             return "it is neither a folder here nor a repository on the hub that this token may read"
         case RevisionNotFoundError():

@@ -138,6 +138,7 @@ def _load_folder(
         raise config.error("quantised checkpoints are not supported (quantization_config)")
     weights, codec = Weights(folder, on_bytes), TextCodec.from_folder(folder)
     spec = _with_generation_defaults(family.spec(config, codec, name), folder)
+    spec = replace(spec, converses=_converses(codec, name, str(folder.resolve()), config.get("_name_or_path", "")))
     if codec.highest_id >= spec.vocab_size:
         raise config.error(
             f"the tokenizer has ids up to {codec.highest_id}, but the vocabulary ends at {spec.vocab_size}"
@@ -154,6 +155,21 @@ def _load_folder(
     weights.check(family.slots(model))
     loaded = materialize(model, name, device, quantize, tensors=lambda: family.slots(model), fill=weights.fill)
     return LoadedModel(model=loaded, codec=codec)
+
+
+def _converses(codec: TextCodec, *names: Any) -> bool:
+    """Whether a checkpoint was trained on conversations.
+
+    The first of its names that tells decides, else its template: a base model's tokenizer often has one too, but there
+    the token that ends a turn does not end the text.
+    """
+    if codec.chat_template is None:
+        return False
+    for name in names:
+        for part in reversed(re.split(r"[/\\]+", str(name).lower())[-3:]):  # models--ORG--NAME/snapshots/HASH
+            if said := re.search(r"instruct|chat|llada-1\.5|(?<![a-z])base(?![a-z])", part):
+                return said[0] != "base"
+    return codec.special_tokens.get("eos_token", "\0") in codec.chat_template
 
 
 @torch.no_grad()

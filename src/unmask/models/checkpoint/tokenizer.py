@@ -101,7 +101,12 @@ class TextCodec:
     def chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation under the checkpoint's template, which writes every special token itself."""
         if self.chat_template is None:
-            raise UnmaskError("the checkpoint has no chat template: use generate() with a prompt of your own")
+            problem = "the checkpoint has no chat template:"
+            raise UnmaskError(
+                f"{problem} use generate() with a prompt of your own",
+                flags=f"{problem} leave out --chat and write the whole prompt",
+                http=f"{problem} use /v1/completions with a prompt of your own",
+            )
         text = templates.render(self.chat_template, messages, self.special_tokens, add_generation_prompt)
         return self.encode(text, special=False)
 

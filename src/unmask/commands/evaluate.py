@@ -1,0 +1,115 @@
+"""`unmask eval` and `unmask report`: measure, and show what was measured."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unmask import flags, progress, screen, terminal
+from unmask.errors import Interrupted
+from unmask.field_flags import with_flags
+
+if TYPE_CHECKING:
+    from unmask.evals.store import CellFolder
+    from unmask.report.measured import Measured
+
+
+@with_flags(flags.Backend, "Cluster")
+@with_flags(flags.Evaluation, "What is measured")
+def evaluate(
+    asked: flags.Evaluation,
+    backend: flags.Backend,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="YAML file, or the name of one in the package.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the run; one that is there is resumed. [default: runs/NAME]"),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard what the folder holds of these cells; measure them anew.")
+    ] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List recipes, tasks, benchmarks and policies, and exit.")
+    ] = False,
+    as_json: flags.Json = False,
+) -> None:
+    """Measure models x policies x settings x tasks.
+
+    Every finished item is on disk at once; the same command resumes.
+    """
+    if listed:
+        from unmask.evals.packaged import listing
+
+        screen.show_names(listing(), as_json=as_json)
+        return
+    from unmask.evals.run import run as measure
+
+    chosen, name = asked.recipe(recipe)
+    load, folder = backend.loader(), out or Path("runs") / name
+    try:
+        with progress.evaluating() as heard, backend.quiet():
+            command, say = _command_line(), terminal.note
+            finished = measure(chosen, out=folder, load=load, command=command, fresh=fresh, say=say, **heard)
+    except KeyboardInterrupt:
+        again = "the same command without --fresh" if fresh else "the same command"
+        raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
+    terminal.note_finished(finished, folder)
+    _show_cells(_measured(finished.cells), as_json=as_json)
+
+
+def _command_line() -> str:
+    """The command as it was typed, to be noted beside its results."""
+    return shlex.join(["unmask", *sys.argv[1:]])
+
+
+def _measured(cells: list[CellFolder]) -> list[Measured]:
+    """The numbers of finished cells."""
+    from unmask.report.measured import measured as measure
+
+    return [measure(found.folder.parent.parent.name, found) for found in cells]
+
+
+def _show_cells(cells: list[Measured], *, as_json: bool) -> None:
+    from unmask.report.studies import cells_table
+    from unmask.report.tables import SUMMARY, cell_record
+
+    if as_json:
+        print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
+    else:
+        screen.show_tables([cells_table("Measured", SUMMARY, cells)], keep_columns=True)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of `unmask eval`, or a folder of such.")],
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write tables and figures to this folder.")] = None,
+    form: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="FORM",
+            help="terminal, markdown, csv, latex or json; with --out also png, svg and pdf, may be repeated. "
+            "[default: terminal; with --out, every kind of file]",
+        ),
+    ] = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Make tables and figures of what was measured.
+
+    Numbers come with intervals, and beside the paper's values where these belong.
+    """
+    from unmask.report import build
+
+    chosen = build.check_formats(form or (["json"] if as_json else []), printed=out is None)
+    made = build.report(runs, out=out, formats=chosen)
+    if out is not None:
+        print("\n".join(str(path) for path in made.files))
+    elif chosen:
+        print(made.text(chosen[0]), end="")
+    else:
+        screen.show_tables(made.tables)

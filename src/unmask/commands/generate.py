@@ -1,0 +1,138 @@
+"""`unmask generate` and `unmask chat`: prompts in, text out."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator as Yields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unmask import flags, progress, terminal
+from unmask.errors import Interrupted, UnmaskError
+from unmask.field_flags import with_flags
+from unmask.prompt_files import read_prompts, result_of
+from unmask.settings import Settings
+
+if TYPE_CHECKING:
+    from unmask.engine.detail import Detail
+    from unmask.engine.generator import Generator
+    from unmask.engine.scheduler import Request
+    from unmask.types import Output
+
+
+def open_model(chosen: flags.Model) -> tuple[Any, Any]:
+    """The model and the policy, with a sign of life while a large model loads."""
+    with progress.loading(chosen.model) as on_bytes:
+        return chosen.open(on_bytes=on_bytes)
+
+
+@with_flags(Settings, "Settings")
+@with_flags(flags.Model, "Model and policy")
+def generate(
+    chosen: flags.Model,
+    settings: Settings,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Several are decoded together.")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Read a prompt; .jsonl: many; -: stdin (may be repeated).")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the checkpoint's chat template.")] = False,
+    infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record every forward pass to this file (JSON lines).")
+    ] = None,
+    trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
+    batch_size: flags.BatchSize = flags.ROWS,
+    live: flags.Live = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object per line; --json=full: with canvas and step map.")
+    ] = False,
+    json_full: Annotated[bool, typer.Option("--json-full", hidden=True)] = False,
+) -> None:
+    """Continue one or more prompts (or fill the masks in them)."""
+    given = read_prompts(prompts, file)
+    texts = [each.text for each in given]
+    flags.check_writable(trace)
+    detail = _detail(trace, overlap=trace_overlap)
+    as_json = as_json or json_full
+    watched = terminal.watches(live, prompts=len(texts), as_json=as_json)
+    llm, policy = open_model(chosen)
+    terminal.note(chosen.about(texts) or _hint_of_chat(llm, texts, plain=not (chat or infill)))
+    options = {"policy": policy, "settings": settings, "trace": detail}
+    requests, asking = _requests(llm, texts, chat=chat, infill=infill, **options), iter(given)
+
+    def show(output: Output) -> None:
+        prompt = next(asking)
+        if as_json:
+            print(result_of(output.to_dict(), prompt, full=json_full), flush=True)
+        else:
+            terminal.show_text(output.text)
+
+    with _traces_saved(requests, trace):
+        if watched or (len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill)):
+            terminal.show_answer(llm, requests[0], live=watched, show=show)
+        else:
+            with progress.decoding(len(requests)) as on_step:
+                llm.run(requests, batch_size=batch_size, on_step=on_step, on_output=show)
+
+
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
+def chat(
+    chosen: flags.Model,
+    settings: Settings,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")] = None,
+    live: flags.Live = None,
+) -> None:
+    """Talk with a model; /help lists the commands of the conversation."""
+    from unmask.conversation import Conversation
+
+    watched = terminal.watches(live)
+    llm, policy = open_model(chosen)
+    talk = Conversation(llm, policy=policy, settings=settings, system=system)
+    terminal.converse(talk, chosen.about, live=watched)
+
+
+def _detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
+    if trace is None:
+        if overlap:
+            raise UnmaskError("--trace-overlap needs --trace FILE")
+        return False
+    from unmask.engine.detail import Detail
+
+    return Detail(overlap=overlap)
+
+
+def _requests(llm: Generator, texts: list[str], *, chat: bool, infill: bool, **options: Any) -> list[Request]:
+    """A request for each text, all of them checked."""
+    if chat and infill:
+        raise UnmaskError("--chat and --infill exclude each other")
+    prompts: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else list(texts)
+    return [llm.request(prompt, infill=infill, **options) for prompt in prompts]
+
+
+def _hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
+    """A note where a checkpoint that was trained on conversations continues `plain` prompts; None where none is due."""
+    if not plain or not llm.spec.converses:
+        return None
+    # A prompt with special tokens in it was put into a template by hand.
+    if any(llm.codec.special_ids & {*llm.codec.encode(text, special=False)} for text in texts):
+        return None
+    return f"{llm.spec.name} answers messages; with --chat the prompt goes through its chat template"
+
+
+@contextlib.contextmanager
+def _traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
+    """Write the traces of all requests to one file in the end, also if the work fails or is interrupted."""
+    from unmask.trace.record import Trace
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "" if path is None else f"; {path} has the passes up to here"
+        raise Interrupted(f"interrupted{kept}") from None
+    finally:
+        if path is not None:
+            Trace.join([request.trace for request in requests if request.trace is not None]).save(path)

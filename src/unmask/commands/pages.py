@@ -1,0 +1,68 @@
+"""`unmask play` and `unmask view`: masks fill in the browser, now or as a trace recorded it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask import flags, terminal
+from unmask.field_flags import with_flags
+from unmask.serve.config import ServerConfig
+from unmask.serve.keys import with_keys
+from unmask.settings import Settings
+
+
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
+def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_browser: flags.NoBrowser = False) -> None:
+    """Watch masks fill in the browser.
+
+    The playground of a model, which only this machine can reach.
+    """
+    serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
+    config, how = with_keys(ServerConfig(port=port), terminal.note), {"settings": settings, "say": terminal.note}
+    with serving.bind(config) as bound:
+        llm, policy = chosen.open()
+        serving.Server(llm, config, policy=policy, on_ready=_opener(no_browser), **how).run(bound)
+
+
+def view(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces; two are shown side by side.")],
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the viewer to one file that needs no server.")
+    ] = None,
+    port: flags.Port = 0,
+    no_browser: flags.NoBrowser = False,
+) -> None:
+    """Look at traces in the browser, pass by pass."""
+    flags.check_writable(html)
+    page = _viewer(files)
+    if html is not None:
+        html.write_text(page, encoding="utf-8")
+        return
+    from unmask.web.show import serve_page
+
+    def on_ready(url: str) -> None:
+        terminal.note(f"the viewer is at {url}; Ctrl-C ends it")
+        _opener(no_browser)(url)
+
+    serve_page(page, port=port, on_ready=on_ready)
+
+
+def _viewer(files: list[Path]) -> str:
+    """The page that shows these traces."""
+    from unmask.trace.record import Trace
+    from unmask.web import document
+
+    traces = [(path.name, Trace.load(path)) for path in files]
+    return document([(name, [trace.header, *trace.steps, *trace.results]) for name, trace in traces])
+
+
+def _opener(no_browser: bool) -> Callable[[str], None]:
+    """What to do with the URL of a page that is ready."""
+    from unmask.web.show import open_browser
+
+    return (lambda url: None) if no_browser else open_browser

@@ -1,0 +1,81 @@
+"""`unmask serve` and `unmask batch`: what clients ask, over HTTP or in a file, is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unmask import flags, progress, terminal
+from unmask.commands.generate import open_model
+from unmask.config_file import with_config_file
+from unmask.errors import Interrupted
+from unmask.field_flags import with_flags
+from unmask.serve.config import ServerConfig
+from unmask.serve.ending import stoppable
+from unmask.serve.keys import with_keys
+from unmask.settings import Settings
+
+
+@with_config_file
+@with_flags(ServerConfig, "Server")
+@with_flags(Settings, "Settings", without=["seed"], early_stop=True)  # the server's own flag knows whether it was given
+@with_flags(flags.Backend, "Cluster")
+@with_flags(flags.Model, "Model and policy")
+def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
+    """Serve a model over HTTP, for OpenAI's clients.
+
+    Policy and settings are for requests that do not say.
+    """
+    on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
+    how = {"settings": settings, "say": terminal.note}
+    with stoppable():
+        serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
+        if on_ray:
+            serving.Fleet(chosen.open, config, cluster=backend, **how).run()
+            return
+        with serving.bind(config) as bound:
+            llm, policy = open_model(chosen)
+            serving.Server(llm, config, policy=policy, **how).run(bound)
+
+
+@with_flags(flags.Backend, "Cluster")
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
+def batch(
+    chosen: flags.Model,
+    settings: Settings,
+    backend: flags.Backend,
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
+    batch_size: flags.BatchSize = flags.ROWS,
+    served_model_name: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Name of the model in requests.")
+    ] = None,
+) -> None:
+    """Answer a file of requests as a server would.
+
+    Every answer is on disk at once; the same command goes on.
+    """
+    flags.check_writable(target)
+    files = flags.from_extra("unmask.batch.files", "serve", "a batch")
+
+    on_ray = backend.on_ray("batch")
+
+    def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
+        from unmask.batch import complete, remote
+
+        options: dict[str, Any] = {"settings": settings, "rows": batch_size, "name": served_model_name}
+        if on_ray:
+            return remote.complete_on(backend, chosen.open, lines, count=count, **options)
+        llm, policy = chosen.open()
+        return complete.complete(llm, lines, policy=policy, **options)
+
+    try:
+        with progress.batch() as on_progress, backend.quiet():
+            done = files.run(source, target, answer, on_progress=on_progress)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; every finished answer is in {target}, the same command goes on") from None
+    terminal.note(progress.summary_of(done))
