@@ -169,7 +169,7 @@ def test_a_bomb_of_raw_threads_with_a_librarys_flags_is_bounded(
 def test_threads_are_counted_however_they_are_made() -> None:
     bomb = """
     import _thread, time
-    _thread.stack_size(2**16)
+    _thread.stack_size(2**18)
     count = 0
     try:
         while count < 5000:
