@@ -162,7 +162,7 @@ def test_a_bomb_of_raw_threads_with_a_librarys_flags_is_bounded(
     if path is not None:
         monkeypatch.setenv("PATH", path)
     job = (PRELUDE + BOMB.replace("FLAGS", str(PTHREADS)), ["assert bomb() < 32", "assert bomb() == 0"])
-    results = sandbox.run_many([GOOD, *[job, GOOD] * 4])
+    results = sandbox.run_many([GOOD, *[job, GOOD] * 4], timeout_s=20.0)
     assert [result.reason for result in results] == ["passed"] * 9
 
 
