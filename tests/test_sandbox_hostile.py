@@ -152,10 +152,24 @@ def test_other_ways_to_make_a_thread_are_refused(flags: int) -> None:
     assert [result.reason for result in sandbox.run_many([(code, ["assert bomb() == 0"]), GOOD])] == ["passed"] * 2
 
 
+PTHREADS = 0x3D0F00  # the flags with which a C library makes a thread
+
+
+@pytest.mark.parametrize("path", [None, "/nowhere"], ids=["contained", "without bubblewrap"])
+def test_a_bomb_of_raw_threads_with_a_librarys_flags_is_bounded(
+    path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    job = (PRELUDE + BOMB.replace("FLAGS", str(PTHREADS)), ["assert bomb() < 32", "assert bomb() == 0"])
+    results = sandbox.run_many([GOOD, *[job, GOOD] * 4], timeout_s=20.0)
+    assert [result.reason for result in results] == ["passed"] * 9
+
+
 def test_threads_are_counted_however_they_are_made() -> None:
     bomb = """
     import _thread, time
-    _thread.stack_size(2**16)
+    _thread.stack_size(2**18)
     count = 0
     try:
         while count < 5000:

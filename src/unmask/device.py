@@ -27,6 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 SWITCH = "UNMASK_KERNELS"
 # The name of every kernel that a plain function asks for; a test resolves them all.
 KERNEL_NAMES: list[str] = []
+# What allocators say: of the CPU on Linux and on Windows, of MPS and CUDA's driver, of the C++ library.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
 
 
 def with_kernel(plain: F) -> F:
@@ -93,6 +95,12 @@ def on_device(values: Tensor | list[Any], device: torch.device) -> Tensor:
     if device.type != "cuda" or found.is_cuda:  # elsewhere a copy that the host does not await may be late
         return found.to(device)
     return found.pin_memory().to(device, non_blocking=True)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of a device or of the host. Not every allocator has an error class of its own."""
+    said = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in said for words in _NO_MEMORY)
 
 
 def wait_for(device: torch.device) -> None:

@@ -26,6 +26,7 @@ FILE_BYTES = 2**20
 FOLDER = b"size=16777216,nr_inodes=256,mode=700"
 OPEN_FILES = 32
 TASKS = 32  # processes and threads of one sandbox
+PLENTY_MIB = 2**20  # so that threads fail for their number, not for their stacks
 
 READY = b"ready"
 
@@ -51,7 +52,7 @@ def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
     holds = bool(filters) and _in_child(lambda: _refuses_to_fork(filters[1]))
     if contained and not holds:
         sys.exit("the kernel or the machine has no system-call filter that we know")
-    counted = holds and contained and _in_child(lambda: _counts_threads(filters[0], memory_mib))
+    counted = holds and contained and _in_child(lambda: _counts_threads(filters[0]))
     bounds = _Bounds(timeout_s, memory_mib, null, contained, (filters[0] if counted else filters[1]) if holds else b"")
     gc.freeze()  # what is here now is shared with the children
     host.send(READY)
@@ -190,13 +191,12 @@ def _refuses_to_fork(allowed: bytes) -> bool:
     os._exit(1)
 
 
-def _counts_threads(allowed: bytes, memory_mib: int) -> bool:
+def _counts_threads(allowed: bytes) -> bool:
     """Whether the system bounds their number. Limits of a user do not bind root; a cgroup may."""
     import _thread
 
-    _limit(1.0, memory_mib)
+    _limit(1.0, PLENTY_MIB)
     _lock(allowed)
-    _thread.stack_size(2**16)
     try:
         for _ in range(TASKS):
             _thread.start_new_thread(time.sleep, (99,))

@@ -41,6 +41,27 @@ def test_a_server_that_is_not_ready_yet_ends_at_once(part, said):
         assert process.returncode == 1
 
 
+TAKEN_OVER = """
+import ctypes, os, signal, subprocess
+from unmask.serve.ending import holding_sigterm
+heard = []
+signal.signal(signal.SIGTERM, lambda *given: heard.append(given))
+with holding_sigterm():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).signal(signal.SIGTERM, 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    child = subprocess.Popen(["sleep", "99"], preexec_fn=lambda: None)
+    assert not heard
+assert len(heard) == 1
+child.terminate()
+assert child.wait(30) == -signal.SIGTERM
+"""
+
+
+def test_sigterm_waits_for_a_library_that_takes_it_over_and_comes_back():
+    subprocess.run([sys.executable, "-c", TAKEN_OVER], check=True)
+
+
 @pytest.mark.parametrize(("part", "plain"), [("pass", ""), ("encoding", "1")])
 def test_a_thread_that_hangs_does_not_keep_the_process(part, plain):
     with started(part, "--grace-s", "0.1", PLAIN=plain) as process:

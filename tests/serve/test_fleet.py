@@ -224,6 +224,16 @@ def test_a_node_killed_in_a_stream_breaks_it_and_the_other_replica_goes_on(serve
     served.wait_until_both_work()
 
 
+def test_a_command_that_is_stopped_while_ray_starts_ends_with_one_line():
+    command = [sys.executable, "-m", "unmask", "serve", "--backend", "ray", "--model", "toy", "--replicas", "1"]
+    options = {"stdout": PIPE, "stderr": PIPE, "text": True}
+    with Popen([*command, "--port", "0"], env={**os.environ, **ENVIRONMENT}, **options) as process:
+        until(lambda: run(["pgrep", "-P", str(process.pid), "raylet"], capture_output=True).stdout, 60)
+        process.send_signal(signal.SIGTERM)  # before, Ray's own handlers ended the process with a trace
+        ended = process.communicate(timeout=90)
+    assert (process.returncode, *ended) == (1, "", "unmask: stopped by SIGTERM before the server was ready\n")
+
+
 def test_a_command_whose_cluster_dies_ends_with_one_line_and_leaves_no_process():
     command = [sys.executable, "-m", "unmask", "serve", "--backend", "ray", "--model", "toy", "--replicas", "1"]
     options = {"stdout": PIPE, "stderr": PIPE, "text": True, "start_new_session": True}

@@ -94,10 +94,17 @@ def test_a_full_queue_is_429_with_a_time_to_come_again_before_anything_is_encode
         assert [answer.result()[0] for answer in answers] == [200, 200, 200]
 
 
+def cpu_allocators_error() -> Exception:
+    with pytest.raises(RuntimeError, match="CPUAllocator") as raised:
+        torch.empty(2**50, dtype=torch.uint8)
+    return raised.value
+
+
 FAILURES = {
     "a fault": (RuntimeError("boom\nsecret"), 500, "decoding failed: RuntimeError", "engine_failed"),
     "ours": (UnmaskError("the model is tired"), 500, "the model is tired", "engine_failed"),
     "memory of the device": (torch.OutOfMemoryError("CUDA out of memory"), 503, "ran out of memory", "out_of_memory"),
+    "memory of the host": (cpu_allocators_error(), 503, "ran out of memory", "out_of_memory"),
     "memory": (MemoryError(), 503, "ran out of memory", "out_of_memory"),
     "what is no Exception": (SystemExit(3), 500, "decoding failed: SystemExit", "engine_failed"),
 }

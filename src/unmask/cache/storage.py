@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.device import on_device
+from unmask.device import on_device, out_of_memory
 
 _POSITIONS = 256  # lengths are multiples of it, so that canvases of similar length fit one storage
 
@@ -44,8 +44,8 @@ class Storage:
         sizes = (self.rows, heads, self.length, width)
         try:
             self.layers = _zeros(like, sizes, n_layers)
-        except torch.OutOfMemoryError:
-            if self._others is None:
+        except (RuntimeError, MemoryError) as error:
+            if self._others is None or not out_of_memory(error):
                 raise
             self._others.clear()
             self.layers = _zeros(like, sizes, n_layers)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from unmask.device import out_of_memory
 from unmask.engine.batch import Batch
 from unmask.engine.commit import PassResult
 from unmask.engine.runner import GroupResult, Runner
@@ -30,7 +31,7 @@ def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
             yield from step(batch, scheduler, runner)
     except Exception as error:
         usable = False  # what a failed pass left in storage must not be used again
-        if isinstance(error, torch.OutOfMemoryError):
+        if out_of_memory(error):
             way_out = "use a smaller batch or fewer tokens"
             raise OutOfMemory(f"the device ran out of memory while decoding; {way_out}") from error
         raise

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from unmask.device import out_of_memory
 from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.registry import Registry
 from unmask.rules.selection import open_scores
@@ -147,9 +148,9 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
     name = name_of(policy)
     try:
         answer = policy.select(view, state)
-    except (UnmaskError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
+        if isinstance(error, UnmaskError) or out_of_memory(error):
+            raise
         raise WorkFailed(f"the policy {name} failed: {one_line(error)}") from error
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Decision):
         raise WorkFailed(f"the policy {name} must answer (Decision, state), got {type(answer).__name__}")

@@ -17,6 +17,7 @@ from unmask.errors import WorkFailed
 
 REST_S = 5.0  # for threads to end, after the time that requests have left
 LOOK_S = 0.5
+STOPPED = "stopped by SIGTERM before the server was ready"
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -46,6 +47,32 @@ def handling_signals(
 
 
 @contextmanager
+def holding_sigterm() -> Generator[None]:
+    """Let SIGTERM wait for the end of a block that may install handlers of its own; then the handler of before gets it.
+
+    A thread that is started meanwhile holds it back for ever, so that the main thread gets it; a process does not.
+    """
+    if sys.platform == "win32" or not in_main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        _release_sigterm()
+
+
+def _release_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_release_sigterm)
+
+
+@contextmanager
 def stoppable() -> Generator[None]:
     """Have SIGTERM end the work inside with one line, until a server handles signals itself."""
 
@@ -55,10 +82,8 @@ def stoppable() -> Generator[None]:
     with handling_signals(stop, (signal.SIGTERM,)):
         try:
             yield
-        except (Stopped, SystemExit) as stopped:
-            if isinstance(stopped, SystemExit) and stopped.code != signal.SIGTERM:  # with which Ray's own handler exits
-                raise
-            raise WorkFailed("stopped by SIGTERM before the server was ready") from stopped
+        except Stopped as stopped:
+            raise WorkFailed(STOPPED) from stopped
 
 
 @contextmanager

@@ -86,6 +86,8 @@ def answer_to(error: Exception) -> ApiError:
         return error
     if isinstance(error, RecursionError):  # raised while an error quotes a deeply nested value
         return wrong("the body is nested too deeply")
+    if isinstance(error, MemoryError):
+        return failed(error)
     return ApiError(500, f"internal error: {type(error).__name__}; the log has more")
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -22,7 +24,7 @@ from unmask.remote.cluster import Cluster, last_line, quiet
 from unmask.remote.config import ClusterConfig
 from unmask.serve.board import Board, Overview
 from unmask.serve.config import ServerConfig
-from unmask.serve.ending import Stopped, handling_signals, stoppable
+from unmask.serve.ending import STOPPED, handling_signals, holding_sigterm
 from unmask.serve.run import bind, farewell
 from unmask.settings import Settings
 
@@ -56,27 +58,45 @@ class Fleet:
     ) -> None:
         self.config, self.say = _with_port(config, cluster), say
         self._arguments = load, self.config, settings
-        self._signals, self._awake = 0, threading.Event()
+        self._where = cluster
+        self._signals: list[int] = []
+        self._awake = SimpleQueue[None]()  # a signal may come while the main thread waits for it
         self._started = False  # Ray Serve, by us
-        self.cluster = Cluster(cluster)
-        self._ray = self.cluster.ray
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM; raises WorkFailed if the cluster or all replicas are lost."""
-        with quiet(), stoppable():  # again, since Ray handles SIGTERM in its own way
+        """Serve until SIGINT or SIGTERM; raises WorkFailed if the cluster or all replicas are lost.
+
+        A signal raises nothing: an error in the middle of Ray's code is lost, or ends the process in Ray's way.
+        """
+        with quiet(), handling_signals(self.handle_exit):
+            with holding_sigterm():  # which Ray takes over, in Python and in C++
+                self.cluster = Cluster(self._where)
+            self._ray = self.cluster.ray
             try:
+                self._check_wanted()
                 _within(START_S, self._start)
                 self._wait_until_ready()
-                with handling_signals(self.handle_exit):
-                    self._watch()
-                    self._drain()
+                self._watch()
+                self._drain()
             finally:
                 self._close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks to stop, the next to stop at once."""
-        self._signals += 1
-        self._awake.set()
+        self._signals.append(sig)
+        self._awake.put(None)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, or until a signal comes."""
+        with contextlib.suppress(Empty):
+            self._awake.get(timeout=seconds)
+
+    def _check_wanted(self) -> None:
+        """Raise if a signal came before the server was ready."""
+        if signal.SIGINT in self._signals:
+            raise KeyboardInterrupt
+        if self._signals:
+            raise WorkFailed(STOPPED)
 
     def _start(self) -> None:
         """Start the board, Ray Serve and the application; returns before the replicas are there."""
@@ -124,6 +144,7 @@ class Fleet:
 
         began = time.monotonic()
         while True:
+            self._check_wanted()
             found = self._overview()
             if found is not None:
                 if found.failures:
@@ -134,7 +155,7 @@ class Fleet:
                 raise WorkFailed(f"the replicas could not be started: {last_line(state.message)}")
             if state.status == "RUNNING" and found is not None and found.ready == self.cluster.replicas:
                 break
-            time.sleep(TICK_S / 4)
+            self._pause(TICK_S / 4)
         how_many = "1 replica" if found.ready == 1 else f"{found.ready} replicas"
         self.say(f"serving {found.name} at http://{_in_url(self.config.host)}:{self.config.port}, {how_many}")
 
@@ -149,7 +170,7 @@ class Fleet:
         wanted = ready = self.cluster.replicas
         told, answered = 0, time.monotonic()
         while not self._signals:
-            self._awake.wait(TICK_S)
+            self._pause(TICK_S)
             if (found := self._overview()) is None:
                 continue
             for failure in found.failures[told:]:
@@ -164,8 +185,8 @@ class Fleet:
 
     def _drain(self) -> None:
         """Give requests under way the time that they have left."""
-        self._board.stop.remote(self.config.grace_s if self._signals == 1 else 0.0)
-        end, signals, said = time.monotonic() + self.config.grace_s + MARGIN_S, self._signals, False
+        self._board.stop.remote(self.config.grace_s if len(self._signals) == 1 else 0.0)
+        end, signals, said = time.monotonic() + self.config.grace_s + MARGIN_S, len(self._signals), False
         while time.monotonic() < end:
             found = self._overview()
             if found is not None and found.refusing:  # none has changed since
@@ -174,11 +195,10 @@ class Fleet:
                 if signals == 1 and not said:
                     self.say(farewell(found.under_way, self.config.grace_s))
                     said = True
-            self._awake.clear()
-            if self._signals > signals:
-                signals, end = self._signals, time.monotonic() + MARGIN_S
+            if len(self._signals) > signals:
+                signals, end = len(self._signals), time.monotonic() + MARGIN_S
                 self._board.stop.remote(0.0)
-            self._awake.wait(TICK_S / 4)
+            self._pause(TICK_S / 4)
 
     def _overview(self) -> Overview | None:
         """What the board says, or None if it does not answer in time; raises if it is lost, or the cluster."""
@@ -231,13 +251,9 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    threading.Thread(target=run, daemon=True).start()
     try:
         return result.result(seconds)
-    except (KeyboardInterrupt, Stopped):
-        thread.join(ANSWER_S)  # a call must not meet the end of Ray
-        raise
     except TimeoutError as error:
         raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
     except (RayError, RayServeException) as error:

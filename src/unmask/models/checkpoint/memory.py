@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from unmask.device import out_of_memory
 from unmask.errors import OutOfMemory
 
 _MEMINFO = Path("/proc/meminfo")
@@ -32,8 +33,7 @@ def memory_errors(needed: int, device: torch.device, *, what: str) -> Generator[
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # The CPU's allocator has no error class of its own.
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if not out_of_memory(error):
             raise
         raise OutOfMemory(
             f"{device} ran out of memory loading {what}, which needs {_gib(needed)}; {_way_out(device)}"
