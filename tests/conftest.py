@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import checking
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -30,6 +31,7 @@ os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 # Threads of several test workers that wait for each other make small tensors a hundred times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+checking.install()
 
 PLAIN_WORDS = 272  # byte letters and merges below the special tokens
 LLADA_SPECIAL = [
