@@ -6,6 +6,7 @@ removes one.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import multiprocessing
@@ -353,6 +354,11 @@ def interpreted(needs_triton: None) -> Iterator[Callable[..., Any]]:
         patch.setenv("TRITON_INTERPRET", "1")
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
             yield lambda function, *given, **options: process.submit(function, *given, **options).result()
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: leave them out of every garbage collection."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
