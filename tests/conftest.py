@@ -6,6 +6,7 @@ removes one.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import multiprocessing
@@ -15,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import checking
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -30,6 +32,7 @@ os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 # Threads of several test workers that wait for each other make small tensors a hundred times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+checking.install()
 
 PLAIN_WORDS = 272  # byte letters and merges below the special tokens
 LLADA_SPECIAL = [
@@ -351,6 +354,11 @@ def interpreted(needs_triton: None) -> Iterator[Callable[..., Any]]:
         patch.setenv("TRITON_INTERPRET", "1")
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
             yield lambda function, *given, **options: process.submit(function, *given, **options).result()
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: leave them out of every garbage collection."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

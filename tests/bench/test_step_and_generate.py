@@ -3,16 +3,17 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from doubles import call_of, events_of, tiny_config
 
 import unmask
-from unmask.bench import step
+from unmask.bench import generate, step
 from unmask.bench.generate import bench_generate
 from unmask.bench.load import loads_of
-from unmask.bench.roofline import Ceilings, ModelCall, floor
+from unmask.bench.roofline import Ceilings, ModelCall, floor, measure_ceilings
 from unmask.bench.step import bench_step
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
@@ -29,6 +30,13 @@ SMALL = Workload(prompt_tokens=(12, 20), batches=(1, 2), max_tokens=16, block_si
 
 def show(timings):
     show_timings(timings[0].in_words(), [row for timing in timings for row in timing.rows()])
+
+
+@pytest.fixture(autouse=True)
+def quick_ceilings(monkeypatch):
+    """Commands measure the device with small copies and products."""
+    for module in (step, generate):
+        monkeypatch.setattr(module, "measure_ceilings", partial(measure_ceilings, copy_bytes=2**16, width=32))
 
 
 @pytest.fixture(scope="module")

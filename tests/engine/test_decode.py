@@ -227,9 +227,9 @@ def test_a_batch_of_ragged_prompts_gives_what_each_gives_alone(family, name, tem
     model = random_model(tiny_config(family), std=0.4)
     policy = policies.preset(name, family)
     settings = Settings(temperature=temperature, top_p=0.95, seed=5)
-    together, _ = run(model, policy, PROMPTS, max_tokens=13, block_size=5, settings=settings)
+    together, _ = run(model, policy, PROMPTS, max_tokens=8, block_size=3, settings=settings)
     for prompt, canvas in zip(PROMPTS, together, strict=True):
-        [alone], _ = run(model, policy, [prompt], max_tokens=13, block_size=5, settings=settings)
+        [alone], _ = run(model, policy, [prompt], max_tokens=8, block_size=3, settings=settings)
         assert canvas.tokens == alone.tokens
         assert canvas.step_map == alone.step_map
 

@@ -78,11 +78,11 @@ def test_a_stop_token_cuts_too(toy):
 
 @pytest.mark.parametrize("stop", [(), ("alone",)])
 def test_early_stop_spares_passes_and_keeps_the_text(toy, stop):
-    whole = toy.generate("Hello", max_tokens=400, policy="fixed", stop=stop)
-    early = toy.generate("Hello", max_tokens=400, policy="fixed", stop=stop, early_stop=True)
+    whole = toy.generate("Hello", max_tokens=200, policy="fixed", stop=stop)
+    early = toy.generate("Hello", max_tokens=200, policy="fixed", stop=stop, early_stop=True)
     assert early.text == whole.text
     assert early.usage.forward_passes < whole.usage.forward_passes
-    assert len(early.canvas_ids) == 400
+    assert len(early.canvas_ids) == 200
 
 
 def test_a_name_takes_the_familys_preset_and_an_object_is_used_as_it_is(toy):
@@ -330,11 +330,6 @@ def test_special_tokens_at_the_ends_and_in_holes_are_no_text(toy):
     out = toy.infill(f"<|answer|>{SENTENCE}[MASK]<|eot_id|>")
     assert out.text == SENTENCE
     assert out.token_ids[-2] == toy.spec.eos_id
-
-
-def test_the_length_of_an_infilled_text_cannot_be_chosen(toy):
-    with pytest.raises(UnmaskError, match="does not apply"):
-        toy.infill("a [MASK]", max_tokens=3)
 
 
 def test_a_generator_says_what_it_is(toy):

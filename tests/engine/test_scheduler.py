@@ -36,8 +36,8 @@ def runner_of(model, early, pool=None):
 
 
 def canvases_of(model, prompts):
-    sizes = {"mask_id": model.spec.mask_id, "block_size": 5}
-    return [Canvas.continuing(list(p), 10 + n, seed=n, **sizes) for n, p in enumerate(prompts)]
+    sizes = {"mask_id": model.spec.mask_id, "block_size": 4}
+    return [Canvas.continuing(list(p), 7 + n, seed=n, **sizes) for n, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize(("temperature", "guidance"), [(0.0, 0.0), (0.7, 0.5)])
@@ -106,7 +106,7 @@ def test_requests_of_every_kind_together_give_what_each_gives_alone(family, earl
     found = []
     for together in (True, False):
         canvases = [
-            Canvas.continuing([n + 1] * (1 + 7 * n % 11), 9 + n % 4, mask_id=60, block_size=3 + n % 3, seed=n)
+            Canvas.continuing([n + 1] * (1 + 7 * n % 11), 7 + n % 4, mask_id=60, block_size=3 + n % 3, seed=n)
             for n in range(len(kinds))
         ]
         requests = [

@@ -67,7 +67,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("block_size", [4, 32])
+@pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("fdfo", [True, False], ids=["first done first out", "synchronous"])
 @pytest.mark.parametrize(("name", "policy", "fields"), RULES)
 def test_both_loops_of_the_host_decode_as_our_engine_does(host, llm, name, policy, fields, fdfo, block_size):

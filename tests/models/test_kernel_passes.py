@@ -186,7 +186,7 @@ def test_passes_over_whole_rows(check, rows, at, cached, family):
 )
 def test_passes_over_parts_of_rows(check, rows, at, dtype, family):
     call = Call(rows=rows, at=at and AT[at])
-    check(call, replace(call, states=True, seed=1), family=family, dtype=dtype, layers=2)
+    check(call, replace(call, states=True, seed=1), family=family, dtype=dtype, layers=1 if rows is MIXED else 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -195,7 +195,7 @@ def test_queries_and_keys_that_are_normalised_head_by_head(check, dtype):
 
 
 def test_a_pass_that_comes_again_is_recorded_and_replayed_on_other_tokens(check):
-    whole = [Call(rows=FULL, at=AT["alike"], seed=seed) for seed in range(4)]
+    whole = [Call(rows=FULL, at=AT["alike"], seed=seed) for seed in range(3)]
     blocks = [Call(rows=BLOCK, at=AT["block"], seed=seed) for seed in range(4)]
     assert check(*whole, *blocks) == ["whole", "part"]
 

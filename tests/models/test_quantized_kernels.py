@@ -40,17 +40,19 @@ def by_kernels(
     return out, widened(words.view(kind), scale, x.shape[1], x.dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("kind", [INT8, FP8])
+SIZES = [
+    (3, 70, 100, {"outputs": 64, "words": 16}),
+    (1, 1, 1, {"outputs": 16, "words": 16}),
+    (17, 33, 130, {"outputs": 16, "words": 16, "parts": 2}),
+    (33, 5, 64, {"outputs": 16, "words": 16, "parts": 4}),  # more parts than there is to divide
+    (17, 70, 300, {"outputs": 64, "words": 32, "parts": 3, "rows": 16}),
+]
+KINDS = [(kind, dtype) for kind in (INT8, FP8) for dtype in (torch.float32, torch.float16)]
+
+
 @pytest.mark.parametrize(
-    ("m", "n", "k", "tiles"),
-    [
-        (1, 1, 1, {"outputs": 16, "words": 16}),
-        (3, 70, 100, {"outputs": 64, "words": 16}),
-        pytest.param(17, 65, 257, {"outputs": 16, "words": 16, "parts": 2}, marks=pytest.mark.slow),
-        (33, 5, 64, {"outputs": 16, "words": 16, "parts": 4}),  # more parts than there is to divide
-        pytest.param(35, 70, 300, {"outputs": 64, "words": 32, "parts": 3, "rows": 16}, marks=pytest.mark.slow),
-    ],
+    ("m", "n", "k", "tiles", "kind", "dtype"),
+    [(*size, *kind) for size in SIZES for kind in (KINDS if size is SIZES[0] else (KINDS[0], KINDS[3]))],
 )
 def test_the_kernel_multiplies_by_what_is_stored(
     interpreter: Callable[..., tuple[Tensor, Tensor]],

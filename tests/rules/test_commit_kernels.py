@@ -51,9 +51,14 @@ def check(kernels, logits, masked=None, *, tiles=SMALL, open_at_most=None, **opt
     return decided
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("b", "k", "v"), [(1, 1, 1), (1, 2, 2), (1, 5, 7), (2, 8, 64), (1, 10, 300)])
-def test_random_logits_of_every_shape(kernels, dtype, b, k, v):
+SHAPES = [(1, 1, 1), (1, 2, 2), (1, 5, 7), (2, 8, 64), (1, 10, 300)]
+
+
+@pytest.mark.parametrize(
+    ("b", "k", "v", "dtype"),
+    [(*shape, torch.float32) for shape in SHAPES] + [(2, 5, 70, dtype) for dtype in DTYPES[1:]],
+)
+def test_random_logits_of_every_shape(kernels, b, k, v, dtype):
     logits = draw(b, k, v, seed=k + v).to(dtype)
     masked = torch.rand(b, k, generator=torch.Generator().manual_seed(v)) < 0.8
     check(kernels, logits, masked)
@@ -64,15 +69,15 @@ def test_more_positions_than_a_tile_holds(kernels):
 
 
 def test_the_tiles_of_the_device(kernels):
-    check(kernels, draw(1, 10, 600).bfloat16(), tiles=Tiles())
+    check(kernels, draw(1, 4, 600).bfloat16(), tiles=Tiles())
 
 
-@pytest.mark.parametrize("fallback", ["field", "confidence"])
+@pytest.mark.parametrize(("threshold", "fallback"), [(0.6, "field"), (1.0, "field"), (1.0, "confidence")])
 @pytest.mark.parametrize(("iterations", "normalize"), [(0, "max"), (1, "none"), (2, "none"), (5, "max")])
-def test_every_setting(kernels, fallback, iterations, normalize):
-    logits = torch.cat([draw(1, 6, 60, seed=iterations, spread=spread) for spread in (0.3, 3.0)])
-    for threshold in (0.6, 1.0):
-        check(kernels, logits, threshold=threshold, fallback=fallback, iterations=iterations, normalize=normalize)
+def test_every_setting(kernels, threshold, fallback, iterations, normalize):
+    """At 1.0 every row needs the fallback."""
+    logits = torch.cat([draw(1, 4, 20, seed=iterations, spread=spread) for spread in (0.3, 3.0)])
+    check(kernels, logits, threshold=threshold, fallback=fallback, iterations=iterations, normalize=normalize)
 
 
 def rounded():
@@ -148,10 +153,14 @@ ADVERSARIAL = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("make", ADVERSARIAL, ids=lambda make: make.__name__)
-def test_adversarial_logits(kernels, make, dtype):
-    check(kernels, make().to(dtype), threshold=0.95)
+def test_adversarial_logits(kernels, make):
+    check(kernels, make(), threshold=0.95)
+
+
+@pytest.mark.parametrize("make", [impossible_tokens, nearly_disjoint, huge], ids=lambda make: make.__name__)
+def test_adversarial_logits_in_half_precision(kernels, make):
+    check(kernels, make().bfloat16(), threshold=0.95)
 
 
 def test_the_smallest_overlaps_are_right_to_five_digits(kernels):
@@ -163,7 +172,7 @@ def test_the_smallest_overlaps_are_right_to_five_digits(kernels):
 
 
 def test_identical_positions_tie_to_the_bit_wherever_they_stand(kernels):
-    logits, twins = draw(6, 13, 50, spread=1.0), [0, 2, 5, 6, 12]
+    logits, twins = draw(2, 13, 50, spread=1.0), [0, 2, 5, 6, 12]
     logits[:, twins] = logits[:, :1].clone()
     score = kernels(logits, all_open(logits), tiles=SMALL).score[:, twins]
     assert torch.equal(score, score[:, :1].expand_as(score))
@@ -197,7 +206,7 @@ def test_a_row_says_the_same_bit_for_bit_alone_in_a_batch_and_between_closed_pos
 
 
 def test_the_same_twice(kernels):
-    logits = draw(1, 12, 150).bfloat16()
+    logits = draw(1, 9, 70).bfloat16()
     one, other = (kernels(logits, all_open(logits), tiles=SMALL) for _ in range(2))
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("commit", "score", "overlap"))
 

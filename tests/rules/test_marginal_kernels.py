@@ -38,8 +38,11 @@ def best_token(interpreted):
     return partial(interpreted, kernels.best_token, piece=PIECE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1,), (2, 7), (3, 2, 64), (1, 300), (2, 1, 129)])
+SHAPES = [(1,), (2, 7), (3, 2, 64), (1, 300), (2, 1, 129)]
+KINDS = [*((shape, torch.float32) for shape in SHAPES), *(((2, 1, 129), dtype) for dtype in DTYPES[1:])]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), KINDS)
 def test_the_best_token_is_the_first_of_the_largest(best_token, shape, dtype):
     logits = draw(*shape).round().to(dtype)  # many are equal
     assert torch.equal(best_token(logits), logits.argmax(-1))
@@ -68,9 +71,8 @@ def check(figures, logits, tokens=None):
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1,), (2, 7), (3, 2, 64), (1, 300), (2, 1, 129)])
-def test_logits_of_every_shape(figures, dtype, shape):
+@pytest.mark.parametrize(("shape", "dtype"), KINDS)
+def test_logits_of_every_shape(figures, shape, dtype):
     logits = draw(*shape, seed=shape[-1]).to(dtype)
     check(figures, logits)
     check(figures, logits, torch.randint(shape[-1], shape[:-1], generator=torch.Generator().manual_seed(1)))
@@ -120,13 +122,13 @@ def test_equal_distributions_tie_whatever_the_order_of_their_tokens(figures):
 
 
 def test_a_row_says_the_same_alone_and_strides_do_not_matter(figures):
-    whole = draw(4, 300, 3)
+    whole = draw(3, 150, 2)
     rows = whole.mT
     tokens = rows.argmax(-1)
     alone = figures(tokens[2, 1], rows[2, 1])
     for figure, one in zip(figures(tokens, rows), alone, strict=True):
         assert torch.equal(figure[2, 1], one)
-    check(figures, draw(3, 400)[:, 5:200])
+    check(figures, draw(2, 400)[:, 5:200])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,7 +14,7 @@ from unmask.config_file import with_config_file
 from unmask.errors import Interrupted
 from unmask.field_flags import with_flags
 from unmask.serve.config import ServerConfig
-from unmask.serve.ending import stoppable
+from unmask.serve.ending import holding_sigterm, stoppable
 from unmask.serve.keys import with_keys
 from unmask.settings import Settings
 
@@ -32,7 +32,8 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
     on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
     how = {"settings": settings, "say": terminal.note}
     with stoppable():
-        serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
+        with holding_sigterm():  # libraries start threads when they are imported
+            serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
         if on_ray:
             serving.Fleet(chosen.open, config, cluster=backend, **how).run()
             return
