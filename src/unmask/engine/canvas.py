@@ -135,15 +135,15 @@ class Canvas:
     def _open_blocks(self) -> None:
         least = 1 if self.sliding == 1.0 else 2
         while self.opened < len(self.blocks) and (
-            self.opened < self.block_index + least
-            or self._share_committed(self.blocks[self.opened - 1]) >= self.sliding
+            self.opened < self.block_index + least or self._is_due(self.blocks[self.opened - 1])
         ):
             self.opened += 1
 
-    def _share_committed(self, span: Span) -> float:
-        """Which share of the block's holes is filled."""
-        holes = bisect_left(self.holes, span[1]) - bisect_left(self.holes, span[0])
-        return 1.0 - self.tokens[slice(*span)].count(self.mask_id) / holes
+    def _is_due(self, newest: Span) -> bool:
+        """Whether so much of the newest block is filled that the next may open."""
+        holes = bisect_left(self.holes, newest[1]) - bisect_left(self.holes, newest[0])
+        filled = holes - self.tokens[slice(*newest)].count(self.mask_id)
+        return filled >= self.sliding * holes - 1e-9  # a share such as 0.7 is no exact number
 
     def end_here(self, fill: int) -> None:
         """Fill every open position with `fill` and stop; the step map gives these positions to the last pass."""

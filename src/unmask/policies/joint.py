@@ -67,8 +67,8 @@ def _waits(
 ) -> Bool[Tensor, "b 1"]:
     """Whether the certain tokens `before` the pivot are more than half as many as the uncertain positions.
 
-    Then the text before the pivot grows fast, and the next pass knows more of the pivot. A run of one token, such as
-    the end of the text, counts once.
+    Then the text before the pivot grows fast, and the next pass knows more of the pivot. A certain token counts if the
+    next position proposes another token, so that a run of one token, such as the end of the text, counts at most once.
     """
     ends_run = pad(tokens[:, 1:] != tokens[:, :-1], (0, 1), value=True)
     return 2 * (before & ends_run).sum(-1, keepdim=True) > uncertain.sum(-1, keepdim=True)
