@@ -14,6 +14,7 @@ from unmask.options import check_choice, check_flag, check_number, check_whole, 
 
 CACHES = ("none", "prefix", "dual", "exact")
 MOST_GUIDANCE = 1000  # beyond it, logits overflow
+MOST_GUESSES = 16
 _LEAST_TEMPERATURE = 1e-30  # divided by less, logits overflow
 
 
@@ -23,6 +24,7 @@ class SettingsFields(TypedDict, total=False):
     max_tokens: int | None
     block_size: int | None
     sliding: float
+    verify: int
     temperature: float
     top_p: float
     top_k: int
@@ -48,6 +50,11 @@ class Settings:
     block_size: int | None = option(None, "Positions per block; default: the checkpoint's, else the policy's, else 32.")
     sliding: float = option(
         1.0, "Keep two blocks open, and open one more when this share of the newest is committed; 1: one block only."
+    )
+    verify: int = option(
+        0,
+        "Guesses of coming states that each pass predicts beside the row; a guess that comes true saves a pass."
+        " The tokens stay the same.",
     )
     temperature: float = option(0.0, "0 takes the likeliest token; above 0 draws one.")
     top_p: float = option(1.0, "Draw from the likeliest tokens that hold this much probability.")
@@ -81,7 +88,9 @@ class Settings:
                 raise WrongOption(name, f"must be a list, got {value!r}")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         check_whole(self, "max_tokens", "block_size", least=1, optional=True)
-        check_whole(self, "top_k", "seed", least=0)
+        check_whole(self, "top_k", "seed", "verify", least=0)
+        if self.verify > MOST_GUESSES:
+            raise WrongOption("verify", f"must be at most {MOST_GUESSES}, got {self.verify}")
         if self.seed >= 2**63:
             raise WrongOption("seed", f"must be below 2**63, got {self.seed}")
         check_number(self, "temperature", within="[0, inf)")

@@ -121,6 +121,15 @@ def test_blocks_that_slide_give_the_same_with_a_cache(llm, name):
     assert [(out.canvas_ids, out.step_map) for out in exact] == [(out.canvas_ids, out.step_map) for out in plain]
 
 
+@pytest.mark.parametrize("name", ["threshold", "mean_field", "fixed"])
+def test_guesses_that_are_verified_change_no_token(llm, name):
+    options = {"policy": name, "max_tokens": 14, "cache": "none"}
+    plain, guessed = (llm.generate(PROMPTS, verify=verify, **options) for verify in (0, 3))
+    assert [out.canvas_ids for out in guessed] == [out.canvas_ids for out in plain]
+    with pytest.raises(UnmaskError, match="verify=3 does not go with cache='exact'"):
+        llm.generate(PROMPTS, policy=name, max_tokens=14, verify=3)
+
+
 def test_blocks_are_counted_from_the_first_position_and_the_prompts_tail_is_closed(llm):
     request = llm.request(PROMPTS[0], max_tokens=14)
     assert request.canvas.blocks == [(4, 8), (8, 12), (12, 16), (16, 20), (20, 21)]

@@ -73,7 +73,8 @@ class Call:
         """The window of the next pass."""
         canvases = [row.canvas for row in self.rows]
         before = self._window
-        if before is not None and before.blocks == tuple(canvas.block for canvas in canvases):
+        stays = before is not None and before.blocks == tuple(canvas.block for canvas in canvases)
+        if stays and not self.kind.verify:  # a pass that verifies may make several steps
             self._window = before.next()
         else:
             self._window = Window.over(canvases, self.device)
@@ -98,14 +99,18 @@ class Call:
         """The canvases as the model gets them: as wide as the call is long."""
         return self._together([group.tokens for group in self.groups])
 
+    def guesses(self) -> Int[Tensor, "b g n"]:
+        """What the canvases may become."""
+        return self._together([group.guesses for group in self.groups])
+
     def holes(self) -> Bool[Tensor, "b n"]:
         return self._together([group.holes for group in self.groups])
 
     def _together(self, parts: list[Tensor]) -> Tensor:
         length = self.length
         if len(parts) == 1:
-            return parts[0][:, :length]
-        return torch.cat([pad(part, (0, length - part.shape[1])) for part in parts])
+            return parts[0][..., :length]
+        return torch.cat([pad(part, (0, length - part.shape[-1])) for part in parts])
 
 
 class Batch:

@@ -34,7 +34,7 @@ class Canvas:
     opened: int = field(init=False, default=0)  # blocks that are open, or were
     spans_before: int = field(init=False, default=0)  # how often the span of the open blocks has changed
     block_before: Span | None = field(init=False, default=None)  # what that span was before its last change
-    block_step: int = field(init=False, default=0)  # passes since its last change
+    block_step: int = field(init=False, default=0)  # decisions of the policy since its last change
     stale: bool = field(init=False, default=True)  # what the cache holds of the row is missing, or has drifted too far
 
     def __post_init__(self) -> None:
@@ -101,7 +101,10 @@ class Canvas:
         return self.mask_id in self.tokens[slice(*span)]
 
     def open_in_block(self) -> int:
-        return self.tokens[slice(*self.block)].count(self.mask_id)
+        return self.open_in(self.block)
+
+    def open_in(self, span: Span) -> int:
+        return self.tokens[slice(*span)].count(self.mask_id)
 
     def prefix(self, *, whole_blocks: bool, given: bool = False) -> list[int]:
         """The filled tokens up to the first mask, or those of finished blocks only; `given`: the others there too."""
@@ -112,15 +115,23 @@ class Canvas:
 
     def write(self, committed: dict[int, int], remasked: tuple[int, ...] = ()) -> bool:
         """Record one forward pass; true when it completed the first open block."""
-        for position, token in committed.items():
-            self.tokens[position] = token
-            self.step_map[position] = self.passes
+        self.passes += 1
+        self._put(committed)
         for position in remasked:
             self.tokens[position] = self.mask_id
             del self.step_map[position]
-        self.passes += 1
         self.block_step += 1
         return self._advance()
+
+    def go_on(self, committed: dict[int, int]) -> bool:
+        """Record what the same pass did in the next block; true when it completed that too."""
+        self._put(committed)
+        return self._advance()
+
+    def _put(self, committed: dict[int, int]) -> None:
+        for position, token in committed.items():
+            self.tokens[position] = token
+            self.step_map[position] = self.passes - 1
 
     def _advance(self) -> bool:
         """Leave the full blocks in front, and open the blocks that are due; true if a block was left."""
@@ -142,7 +153,7 @@ class Canvas:
     def _is_due(self, newest: Span) -> bool:
         """Whether so much of the newest block is filled that the next may open."""
         holes = bisect_left(self.holes, newest[1]) - bisect_left(self.holes, newest[0])
-        filled = holes - self.tokens[slice(*newest)].count(self.mask_id)
+        filled = holes - self.open_in(newest)
         return filled >= self.sliding * holes - 1e-9  # a share such as 0.7 is no exact number
 
     def end_here(self, fill: int) -> None:

@@ -24,7 +24,7 @@ from unmask.policies import with_progress
 from unmask.types import Decision
 
 # A row of results (b, PARTS k + FLAGS) has, for each of k columns, the token after the pass, whether it was committed
-# and whether it was opened again; then a number for each flag, in this order.
+# and whether it was opened again; then a number for each flag, in this order. A pass that verifies adds its `step`.
 PARTS = 3
 WAITING, DRIFTED, BROKEN, FOREIGN, GOES_ON = range(5)
 FLAGS = 5
@@ -41,6 +41,8 @@ class PassResult:
     broken: bool  # an open position had no usable logits
     foreign: bool  # the policy gave a token outside the vocabulary
     goes_on: bool  # the block stays open and needs no refresh, so `Cache.plan_next` has the plan of the next pass
+    # Of a pass that verifies: how often the policy has decided in the block that is open after it.
+    step: int | None = None
     error: UnmaskError | None = None  # why the policy could not decide
 
     @classmethod
@@ -52,7 +54,8 @@ class PassResult:
     @classmethod
     def read(cls, numbers: list[int], block: Span) -> PassResult:
         width, start = (len(numbers) - FLAGS) // PARTS, block[0]
-        columns, flags = range(block[1] - start), [bool(number) for number in numbers[PARTS * width :]]
+        columns, told = range(block[1] - start), numbers[PARTS * width :]
+        flags, step = [bool(number) for number in told[:FLAGS]], told[FLAGS:]
         return cls(
             committed={start + c: numbers[c] for c in columns if numbers[width + c]},
             remasked=tuple(start + c for c in columns if numbers[2 * width + c]),
@@ -61,6 +64,7 @@ class PassResult:
             broken=flags[BROKEN],
             foreign=flags[FOREIGN],
             goes_on=flags[GOES_ON],
+            step=step[0] if step else None,
         )
 
 

@@ -70,6 +70,28 @@ class TraceNumbers:
         overlap = None if self.overlap is None else [[self.overlap[row][a][b] for b in columns] for a in columns]
         return replace(event, committed=commits, open=opened, overlap=overlap)
 
+    def saw(self, row: int, position: int) -> bool:
+        """Whether the position was open."""
+        column = position - self.start[row]
+        return 0 <= column < len(self.masked[row]) and self.masked[row][column]
+
     def _figures(self, row: int, column: int) -> dict[str, Any]:
         intensity = None if self.intensity is None else self.intensity[row][column]
         return {"margin": self.margin[row][column], "intensity": intensity}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnNumbers:
+    """The numbers behind a pass in which a policy decided several times."""
+
+    turns: list[tuple[list[bool], TraceNumbers]]  # of each turn: which rows took part, and its numbers
+
+    def attach(self, event: StepEvent, row: int) -> StepEvent:
+        """The event, with what was known of each commit in its turn, and of open positions in the first turn."""
+        found = {}
+        for took_part, numbers in self.turns:
+            if took_part[row]:
+                open_then = replace(event, committed=tuple(c for c in event.committed if numbers.saw(row, c.position)))
+                found |= {commit.position: commit for commit in numbers.attach(open_then, row).committed}
+        first = self.turns[0][1].attach(replace(event, committed=()), row)
+        return replace(first, committed=tuple(found[commit.position] for commit in event.committed))

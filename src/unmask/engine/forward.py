@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.cache.base import PassPlan
+from unmask.cache.base import PassPlan, Span
 from unmask.cache.refresh import DriftStates
 from unmask.device import on_device
 from unmask.engine.batch import Call
@@ -27,6 +27,11 @@ class Pass:
     plan: PassPlan
     prediction: Prediction
     drifted: Bool[Tensor, " b"] | None  # rows whose cache the next pass must refresh; None: no cache drifts
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The positions of each row that the results tell of."""
+        return self.window.blocks
 
     def first_only(self) -> Bool[Tensor, " b"] | None:
         return self._flags([row.first_only for row in self.plan.rows])

@@ -16,7 +16,7 @@ from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.policies import WHOLE_CANVAS, Policy, name_of, needs_of
+from unmask.policies import WHOLE_CANVAS, Policy, is_pure, name_of, needs_of, remasks
 from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
@@ -38,6 +38,7 @@ class CallKind:
     attention_layers: range | None
     drift: float | None  # tolerated before a refresh; None: drift does not count
     block_size: int | None  # of a block-causal model, whose attention depends on it
+    verify: int  # guesses predicted beside each row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Plan:
             attention_layers=layers(self.spec.n_layers) if "attention" in self.needs else None,
             drift=self.settings.tolerated_drift if self.cache.kind in ("prefix", "dual") else None,
             block_size=self.block_size if self.spec.causal else None,
+            verify=self.settings.verify,
         )
 
     @cached_property
@@ -152,6 +154,21 @@ def check(plan: Plan, model: MaskedLM) -> None:
         raise UnmaskError(f"cache={settings.cache!r} is for models that see both ways; {spec.name} has cache='exact'")
     if plan.call_kind.drift is not None and not able.states:
         raise UnmaskError(f"refresh={settings.refresh!r} needs a model that gives its states; {spec.name} does not")
+    _check_verify(plan, name)
+
+
+def _check_verify(plan: Plan, name: str) -> None:
+    """Refuse guesses where a pass depends on more than the tokens of the canvas."""
+    settings = plan.settings
+    if not settings.verify:
+        return
+    for field, only in (("cache", "none"), ("temperature", 0.0), ("sliding", 1.0), ("cfg_scale", 0.0)):
+        if (value := getattr(settings, field)) != only:
+            way_out = f"set {field}={only!r} or verify=0"
+            raise UnmaskError(f"verify={settings.verify} does not go with {field}={value!r}: {way_out}")
+    if plan.needs or remasks(plan.policy) or not is_pure(plan.policy):
+        why = "which decides by more than the logits of one pass over the block"
+        raise UnmaskError(f"verify={settings.verify} does not go with the policy {name}, {why}: set verify=0")
 
 
 def preset_name(spec: ModelSpec) -> str:

@@ -51,29 +51,40 @@ class Row:
         """Write the result of a pass to the canvas; returns the event."""
         canvas = self.canvas
         step, block = canvas.passes, canvas.block
-        error = None
+        error, committed = None, {}
         try:
             self._check(result)
         except UnmaskError as caught:  # this row fails, the others go on
             error = caught
         if error is None:
-            completed = canvas.write(result.committed, result.remasked)
+            committed = self._write(result, eos_id)
             canvas.stale = result.drifted
-            if self.leaving or (completed and self.request.ended()):
-                canvas.end_here(eos_id)
         self.done = canvas.finished or error is not None
         text = self.request.token_text
-        commits = tuple(Commit(position=at, token_id=token, text=text(token)) for at, token in result.committed.items())
+        commits = tuple(Commit(position=at, token_id=token, text=text(token)) for at, token in committed.items())
         return StepEvent(
             row=self.number,
             step=step,
             block=block,
-            committed=commits if error is None else (),
+            committed=commits,
             remasked=result.remasked if error is None else (),
             refreshed=refreshed,
             finished=self.done,
             error=error,
         )
+
+    def _write(self, result: PassResult, eos_id: int) -> dict[int, int]:
+        """Write a result to the canvas; returns the commits that stand. Those behind the end of the text do not."""
+        canvas, committed = self.canvas, _before(result.committed, self.canvas.block[1])
+        ends = canvas.write(committed, result.remasked) and self.request.ended()
+        while len(committed) < len(result.committed) and not ends:  # a pass that verifies may go on in the next block
+            committed = _before(result.committed, canvas.block[1])
+            ends = canvas.go_on(committed) and self.request.ended()
+        if result.step is not None:
+            canvas.block_step = result.step
+        if self.leaving or ends:
+            canvas.end_here(eos_id)
+        return committed
 
     def _check(self, result: PassResult) -> None:
         """Raise why the row cannot be decoded to its end, if it cannot."""
@@ -86,7 +97,8 @@ class Row:
             outside = f"a token outside the vocabulary of {self.plan.spec.vocab_size}"
             raise WorkFailed(f"the policy {name_of(policy)} gave {outside}")
         forced = canvas.sliding < 1.0  # the engine may add a commit in the first open block
-        if committed > most_commits(policy, canvas.open_in_block(), canvas.block_step) + forced:
+        once = result.step is None  # a pass that verifies decides several times
+        if once and committed > most_commits(policy, canvas.open_in_block(), canvas.block_step) + forced:
             raise WorkFailed(f"the policy {name_of(policy)} commits more than its most_commits allows")
         filled = len(canvas.step_map) + committed - len(result.remasked)
         if filled > self.filled:
@@ -102,6 +114,10 @@ class Row:
         raise WorkFailed(f"a row has made no progress in {passes} passes: the policy {name_of(policy)} {why}")
 
 
+def _before(commits: dict[int, int], end: int) -> dict[int, int]:
+    return {at: token for at, token in commits.items() if at < end}
+
+
 class Group:
     """Rows that one policy decides together: their tokens on the device, and what the policy remembers of them."""
 
@@ -114,6 +130,7 @@ class Group:
         self.length = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
         self.tokens: Int[Tensor, "b n"] = torch.empty(0, 0, dtype=torch.long, device=device)
         self.holes: Bool[Tensor, "b n"] = self.tokens.bool()
+        self.guesses: Int[Tensor, "b g n"] = self.tokens[:, None].expand(-1, plan.settings.verify, -1)
 
     def takes(self, request: Request) -> bool:
         """Whether the request may join: not while the policy keeps state, since a new row would have no history."""
@@ -138,6 +155,8 @@ class Group:
         wider = (0, width - self.tokens.shape[1])  # negative: the tensors become narrower
         self.tokens = torch.cat([pad(self.tokens, wider, value=spec.eos_id), added])
         self.holes = torch.cat([pad(self.holes, wider), added == spec.mask_id])
+        same = added[:, None].expand(-1, self.guesses.shape[1], -1)  # nothing is known yet of what comes
+        self.guesses = torch.cat([pad(self.guesses, wider, value=spec.eos_id), same])
 
     def retire(self) -> list[Row]:
         """Remove the rows that are done, and return them."""
@@ -147,6 +166,6 @@ class Group:
         staying = [number for number, row in enumerate(self.rows) if not row.done]
         index = on_device(staying, self.tokens.device).long()
         self.rows = [self.rows[number] for number in staying]
-        self.tokens, self.holes = self.tokens[index], self.holes[index]
+        self.tokens, self.holes, self.guesses = self.tokens[index], self.holes[index], self.guesses[index]
         self.state = state_of(self.state, index)
         return done

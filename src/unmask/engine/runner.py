@@ -8,6 +8,7 @@ results of this one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,9 +20,10 @@ from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import CommitInputs, PassResult, apply, outcome_of
-from unmask.engine.detail import TraceNumbers
+from unmask.engine.detail import TraceNumbers, TurnNumbers
 from unmask.engine.forward import Pass, forward
 from unmask.engine.rows import Group
+from unmask.engine.verify import GuessedPass, forward_with_guesses, verified
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM
 from unmask.types import Decision, StepView
@@ -32,10 +34,10 @@ class GroupResult:
     """What a pass did to a group, as the device knows it."""
 
     group: Group
-    blocks: tuple[tuple[int, int], ...]  # the span of each row's block in this pass
+    spans: tuple[tuple[int, int], ...]  # the positions of each row that the table tells of
     refreshed: tuple[bool, ...]  # rows whose cache the pass renewed
     table: Int[Tensor, "b results"] | None  # the results of the rows, laid out as engine/commit.py says
-    trace: TraceNumbers | None
+    trace: TraceNumbers | TurnNumbers | None
     error: UnmaskError | None  # instead of a table: why the policy could not decide
 
 
@@ -81,7 +83,7 @@ class PlainRunner:
         self.model, self.pool = model, pool
 
     def forward(self, call: Call) -> Pass:
-        return forward(self.model, call)
+        return forward_with_guesses(self.model, call) if call.kind.verify else forward(self.model, call)
 
     def decide(self, group: Group, done: Pass) -> GroupResult:
         table = trace = error = None
@@ -90,13 +92,22 @@ class PlainRunner:
         except UnmaskError as caught:  # the rows of this group fail, the other groups go on
             error = caught
         refreshed = tuple(row.refresh for row in done.plan.rows)
-        blocks = done.window.blocks
-        return GroupResult(group=group, blocks=blocks, refreshed=refreshed, table=table, trace=trace, error=error)
+        spans = done.spans
+        return GroupResult(group=group, spans=spans, refreshed=refreshed, table=table, trace=trace, error=error)
 
-    def decide_and_commit(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], TraceNumbers | None]:
+    def decide_and_commit(
+        self, group: Group, done: Pass
+    ) -> tuple[Int[Tensor, "b results"], TraceNumbers | TurnNumbers | None]:
         """The table of results, and the numbers of a trace. The group gets its new tokens and state."""
-        generators = [row.generator for row in group.rows]
+        if isinstance(done, GuessedPass):
+            return verified(group, done, partial(self._decide_once, most_open=done.most_open))
         most_open = max(row.canvas.open_in_block() for row in group.rows)  # known on the host; saves a rule work
+        return self._decide_once(group, done, most_open=most_open)
+
+    def _decide_once(
+        self, group: Group, done: Pass, *, most_open: int
+    ) -> tuple[Int[Tensor, "b results"], TraceNumbers | None]:
+        generators = [row.generator for row in group.rows]
         observed = group.observer(done.prediction, done.window, group.tokens, group.holes, generators, most_open)
         decision, group.state = self.select(group, observed.view)
         inputs = CommitInputs(
@@ -143,11 +154,11 @@ def row_results(results: list[GroupResult], numbers: list[int]) -> list[list[Pas
     for result in results:
         if result.table is None:
             assert result.error is not None
-            found.append([PassResult.failed(result.error)] * len(result.blocks))
+            found.append([PassResult.failed(result.error)] * len(result.spans))
             continue
         width = result.table.shape[1]
-        rows = [numbers[at + width * row : at + width * (row + 1)] for row in range(len(result.blocks))]
-        found.append([PassResult.read(row, block) for row, block in zip(rows, result.blocks, strict=True)])
+        rows = [numbers[at + width * row : at + width * (row + 1)] for row in range(len(result.spans))]
+        found.append([PassResult.read(row, block) for row, block in zip(rows, result.spans, strict=True)])
         at += result.table.numel()
     return found
 

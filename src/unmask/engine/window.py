@@ -22,7 +22,7 @@ class Window:
     at: Int[Tensor, "b k"]  # absolute position of every column
     inside: Bool[Tensor, "b k"]  # columns that belong to the row's block
     first: Bool[Tensor, "b k"] | None  # columns of its first open block; None: all of them, since no block slides
-    step: Int[Tensor, " b"]  # passes already spent on the block
+    step: Int[Tensor, " b"]  # decisions already made in the block
     length: Int[Tensor, " b"]  # of each canvas
     total: Int[Tensor, " b"]  # masks that each canvas began with
 
@@ -31,10 +31,9 @@ class Window:
         # Made on the host and copied once: the device may have nothing to do until the window arrives.
         blocks = tuple(canvas.block for canvas in canvases)
         rows, width = len(blocks), max(end - start for start, end in blocks)
-        bounds = np.array(blocks)
-        columns, last = bounds[:, :1] + np.arange(width), bounds[:, 1:] - 1
+        columns, inside = columns_of(np.array(blocks), width)
         of_rows = np.array([(canvas.block_step, canvas.length, len(canvas.holes)) for canvas in canvases]).T
-        numbers = np.concatenate([np.minimum(columns, last).ravel(), (columns <= last).ravel(), of_rows.ravel()])
+        numbers = np.concatenate([columns.ravel(), inside.ravel(), of_rows.ravel()])
         sizes = [columns.size, columns.size, rows, rows, rows]
         at, inside, step, length, total = on_device(torch.from_numpy(numbers), device).split(sizes)
         at, inside = at.view(rows, width), inside.view(rows, width).bool()
@@ -68,3 +67,10 @@ class Window:
         if values.ndim == 2:
             return values.gather(1, self.at)
         return values.gather(1, self.at[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def columns_of(spans: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The position of each of `width` columns of the spans (..., 2), and which columns lie inside."""
+    first, end = spans[..., :1], spans[..., 1:]
+    columns = first + np.arange(width)
+    return np.minimum(columns, np.maximum(end - 1, first)), columns < end

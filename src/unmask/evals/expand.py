@@ -20,7 +20,7 @@ PAPER_TASKS = ("gsm8k", "math", "humaneval", "mbpp")
 PAPER_SETTINGS = Settings(max_tokens=256, cache="none").to_dict()
 PAPER_FREE = ("block_size", "temperature", "top_p", "seed")
 # Settings that are younger than stored runs: at these values they are left out, so that the cells stay the same.
-LATER = {"sliding": 1.0}
+LATER = {"sliding": 1.0, "verify": 0}
 
 
 def expand(recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo) -> list[Cell]:
@@ -38,7 +38,7 @@ def _cell(
     about = _of_task(recipe, task, model)
     given, known = settings | choice.settings, model.recommended | about.pop("settings", {})
     resolved = policies.resolve_settings(policy, model.preset, given, task=column, recommended=known).to_dict()
-    resolved = {name: value for name, value in resolved.items() if LATER.get(name) != value}
+    resolved = {name: value for name, value in resolved.items() if name not in LATER or LATER[name] != value}
     return Cell(
         model=checkpoint.name,
         family=model.family,

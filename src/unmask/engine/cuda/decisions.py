@@ -115,5 +115,5 @@ def decision_of(
 def can_capture(group: Group, done: Pass) -> bool:
     """Whether the decision of the group is a function of tensors alone, and kernels serve its logits."""
     pure = policies.is_pure(group.policy) and not group.observer.needs
-    plain = group.settings.temperature == 0.0 and group.detail is None
+    plain = group.settings.temperature == 0.0 and group.detail is None and not group.settings.verify
     return pure and plain and serves(done.prediction.logits)

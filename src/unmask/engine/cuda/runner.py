@@ -1,8 +1,8 @@
 """Passes on a CUDA device: decisions are captured, results are read from pinned memory, and the next pass begins early.
 
 A pass writes keys and values, so it cannot be thrown away. It begins before the host has read the result of the pass
-before only if the same rows take part and its plan does not depend on that result, as it does where blocks slide. Then
-the device never waits for the host. Tokens are those of the plain runner.
+before only if the same rows take part and its plan does not depend on that result, as it does where blocks slide or
+guesses are verified. Then the device never waits for the host. Tokens are those of the plain runner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unmask.device import on_device
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import FLAGS, GOES_ON, PassResult
 from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions
-from unmask.engine.detail import TraceNumbers
+from unmask.engine.detail import TraceNumbers, TurnNumbers
 from unmask.engine.forward import Pass
 from unmask.engine.rows import Group, Row
 from unmask.engine.runner import GroupResult, PlainRunner, joined_tables, row_results
@@ -60,7 +60,9 @@ class CudaRunner(PlainRunner):
         self._pass = begun[1] if begun is not None and begun[0] is call else super().forward(call)
         return self._pass
 
-    def decide_and_commit(self, group: Group, done: Pass) -> tuple[Int[Tensor, "b results"], TraceNumbers | None]:
+    def decide_and_commit(
+        self, group: Group, done: Pass
+    ) -> tuple[Int[Tensor, "b results"], TraceNumbers | TurnNumbers | None]:
         if not can_capture(group, done):
             return super().decide_and_commit(group, done)
         decisions = Decisions.of(self.pool, self.model.spec, group)
@@ -69,7 +71,8 @@ class CudaRunner(PlainRunner):
 
     def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
         read = self.reading(joined_tables(results))
-        if len(batch.calls) > 1 or not batch.stays or any(row.canvas.sliding < 1.0 for row in batch.rows):
+        depends = any(row.canvas.sliding < 1.0 or row.plan.settings.verify for row in batch.rows)
+        if len(batch.calls) > 1 or not batch.stays or depends:
             return row_results(results, read())
         call, ready = batch.calls[0], None
         if (prediction := self._predict_anywhere(call, results)) is None:
