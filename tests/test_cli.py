@@ -12,7 +12,7 @@ import pytest
 
 import unmask
 from unmask import flags
-from unmask.cli import run
+from unmask.cli import main, run
 from unmask.conversation import Conversation
 from unmask.engine.generator import Generator
 from unmask.models.toy import SENTENCE, Toy
@@ -304,14 +304,10 @@ def test_bench_rule_prints_both_evaluations_side_by_side(capsys):
     assert "500" in table
 
 
-def test_the_greeting_names_the_way_to_start_afresh():
-    primary, secondary = pty.openpty()
-    os.write(primary, b"/quit\n")
-    command = [sys.executable, "-m", "unmask", "chat", "--model", "toy"]
-    done = subprocess.run(command, stdin=secondary, stdout=secondary, stderr=subprocess.PIPE, timeout=120, check=True)
-    os.close(primary)
-    os.close(secondary)
-    assert b"/reset forgets the conversation" in done.stderr
+def test_the_greeting_names_the_way_to_start_afresh(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", Typed("/quit\n"))
+    assert run(["chat", "--model", "toy"]) == 0
+    assert "/reset forgets the conversation" in capsys.readouterr().err
 
 
 def test_text_streams_into_a_terminal():
@@ -336,16 +332,22 @@ finally:
 """
 
 
-@pytest.mark.parametrize(
-    ("given", "spin"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")]
-)
-def test_the_process_of_a_command_has_the_threads_asked_for_and_they_spin_briefly(given, spin):
+def test_the_process_of_a_command_has_the_threads_asked_for_and_they_spin_briefly():
     settings = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
     clean = {name: value for name, value in os.environ.items() if name not in settings}
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS], env=clean | given, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == f"1 {spin}"
+    done = subprocess.run([sys.executable, "-c", THREADS], env=clean, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "1 1000"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "spin"), [("GOMP_SPINCOUNT", "7", "7"), ("OMP_WAIT_POLICY", "PASSIVE", None)]
+)
+def test_how_long_threads_spin_is_left_to_an_environment_that_says_so(name, value, spin, monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert os.environ.get("GOMP_SPINCOUNT") == spin
 
 
 def test_a_command_takes_at_least_one_thread(capsys):

@@ -223,8 +223,9 @@ def test_numbers_of_the_host_come_to_the_device_as_they_are():
 DECODES = """
 import json, sys, unmask
 llm = unmask.load("tiny", device="cpu")
-settings = unmask.Settings(max_tokens=12, block_size=6, cache="dual")
-llm.generate(["one", "two, three"], policy=unmask.policies.get("mean_field"), settings=settings)
+for policy in ("mean_field", "fixed", "klass", "dawn", "eb"):
+    for cache in ("none", "prefix", "dual") if policy not in ("klass", "dawn") else ("none",):
+        llm.generate(["one", "two, three"], policy=policy, cache=cache, max_tokens=6, block_size=3)
 print(json.dumps([name for name in sys.modules if name.startswith("unmask.")]))
 """
 

@@ -17,18 +17,15 @@ import unmask
 PACKAGE, TESTS = Path(unmask.__file__).parent, Path(__file__).parent
 FAST = ("kernels", "cuda")
 TOKENS = """
-import json, sys, torch, unmask
-from unmask.models.random_weights import random_model
+import json, sys, unmask
 found = {"file": unmask.__file__}
-llm = unmask.load("tiny", device=sys.argv[1], dtype="float32")
+llm = unmask.load("tiny", device="cuda", dtype="float32")
 prompts = ["Countdown: 86,28,13,31,96", "Countdown: 3,4,5,12", "Problem: Grace picks 3 peaches. How many?"]
 for policy in ("mean_field", "fixed", "klass", "dawn", "eb"):
     for cache in ("none", "prefix", "dual"):
         if cache == "none" or policy in ("mean_field", "fixed", "eb"):
             outputs = llm.generate(prompts, policy=policy, cache=cache, max_tokens=48, block_size=16)
             found[f"{policy} {cache}"] = [output.canvas_ids for output in outputs]
-ours = [name for name in sys.modules if name.startswith("unmask.")]
-found["imported"] = [name for name in ours if {"kernels", "cuda"} & {*name.split(".")}]
 print(json.dumps(found))
 """
 
@@ -51,23 +48,17 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
 def test_goldens_every_policys_contract_and_a_server_do_without_them(copied):
     tests = ["goldens", "policies/test_contract.py", "serve/test_completions.py"]
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib", "-q"]
-    found = run(copied, "-m", "pytest", *options, *(str(TESTS / name) for name in tests))
+    found = run(copied, "-m", "pytest", *options, *(str(TESTS / name) for name in tests), JAXTYPING_DISABLE="1")
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
     where = run(copied, "-c", "import unmask; print(unmask.__file__)").stdout
     assert Path(where.strip()).parent == copied / "unmask"
 
 
-@pytest.mark.slow
-def test_plain_code_imports_nothing_of_them_on_a_cpu():
-    found = run(PACKAGE.parent, "-c", TOKENS, "cpu")
-    assert json.loads(found.stdout)["imported"] == [], found.stderr[-3000:]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_copy_gives_the_tokens_of_the_package_with_kernels_off(copied):
-    off = json.loads(run(PACKAGE.parent, "-c", TOKENS, "cuda", UNMASK_KERNELS="0").stdout)
-    without = json.loads(run(copied, "-c", TOKENS, "cuda").stdout)
+    off = json.loads(run(PACKAGE.parent, "-c", TOKENS, UNMASK_KERNELS="0").stdout)
+    without = json.loads(run(copied, "-c", TOKENS).stdout)
     assert Path(without.pop("file")).is_relative_to(copied)
     assert not Path(off.pop("file")).is_relative_to(copied)
     assert without == off
