@@ -17,9 +17,10 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 
 T = TypeVar("T", FunctionType, type)
+WITH_TYPES = beartype(conf=BeartypeConf(violation_type=TypeError))
 CONTEXT = jaxtyping.jaxtyped("context")  # of a call, whichever is the innermost
 
 
@@ -32,7 +33,7 @@ def checked(thing: T) -> T:
             thing.__init__ = checked(thing.__init__)
         return thing
     thing.__annotations__ = known_hints(thing)
-    with_types = beartype(thing)
+    with_types = WITH_TYPES(thing)
     has_shapes = any(map(is_shape, thing.__annotations__.values()))
     return in_context(with_types) if has_shapes else with_types
 

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from beartype.roar import BeartypeCallHintViolation
 from checking import Loader
 
 from unmask import policies
@@ -13,9 +12,9 @@ from unmask.types import Usage
 
 
 def test_arguments_of_another_type_are_refused():
-    with pytest.raises(BeartypeCallHintViolation, match="name=3"):
+    with pytest.raises(TypeError, match="name=3"):
         policies.get(3)
-    with pytest.raises(BeartypeCallHintViolation, match="forward_passes='x'"):
+    with pytest.raises(TypeError, match="forward_passes='x'"):
         Usage(prompt_tokens=1, completion_tokens=1, forward_passes="x")
 
 
@@ -23,7 +22,7 @@ def test_a_letter_of_a_shape_is_one_number_throughout_a_call():
     for positions in (2, 3):
         tokens, logits = torch.zeros(1, positions, dtype=torch.long), torch.zeros(1, positions, 5)
         assert probability_of(tokens, logits).shape == (1, positions)
-    with pytest.raises(BeartypeCallHintViolation, match=r"violates type hint .*Float\[Tensor"):
+    with pytest.raises(TypeError, match=r"violates type hint .*Float\[Tensor"):
         probability_of(tokens, logits[:, :2])
 
 

@@ -37,7 +37,7 @@ def runner_of(model, early, pool=None):
 
 def canvases_of(model, prompts):
     sizes = {"mask_id": model.spec.mask_id, "block_size": 4}
-    return [Canvas.continuing(list(p), 7 + n, seed=n, **sizes) for n, p in enumerate(prompts)]
+    return [Canvas.continuing(list(p), 9 + n, seed=n, **sizes) for n, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize(("temperature", "guidance"), [(0.0, 0.0), (0.7, 0.5)])

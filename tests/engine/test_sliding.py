@@ -16,8 +16,9 @@ MASK = 7
 PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9, 3), (2,))
 
 
-def canvases_of(model, *, sliding):
-    return [Canvas.continuing(list(p), 17, mask_id=model.spec.mask_id, block_size=4, sliding=sliding) for p in PROMPTS]
+def canvases_of(model, *, sliding, size=17):
+    sizes = {"mask_id": model.spec.mask_id, "block_size": 4, "sliding": sliding}
+    return [Canvas.continuing(list(p), size, **sizes) for p in PROMPTS]
 
 
 def test_two_blocks_are_open_and_the_next_opens_by_the_share_of_the_newest():
@@ -93,7 +94,7 @@ CASES = [("llada", "none"), ("llada", "prefix"), ("llada", "dual"), ("dream", "n
 @pytest.mark.parametrize(("family", "cache"), CASES)
 def test_a_batch_gives_what_each_row_gives_alone(family, cache, name):
     model, settings = random_model(tiny_config(family), std=0.8), Settings(cache=cache, sliding=0.5)
-    together, alone = canvases_of(model, sliding=0.5), canvases_of(model, sliding=0.5)
+    together, alone = (canvases_of(model, sliding=0.5, size=11) for _ in range(2))
     fill(model, together, name, settings)
     for canvas in alone:
         fill(model, [canvas], name, settings)

@@ -13,7 +13,8 @@ from unmask.evals.recipe import parse
 from unmask.evals.run import run
 from unmask.evals.store import cells_of
 
-RECIPE = parse({"model": "toy", "policy": "threshold", "tasks": ["countdown-3"], "limit": 4, "batch_size": 2})
+SMALL = {"tasks": ["countdown-3"], "limit": 4, "batch_size": 2, "settings": {"max_tokens": 8}}
+RECIPE = parse({"model": "toy", "policy": "threshold", **SMALL})
 
 
 def cut(content: bytes) -> bytes:

@@ -22,7 +22,8 @@ from unmask.evals.recipe import parse
 from unmask.evals.run import run
 from unmask.evals.store import cells_of
 
-RECIPE = parse({"model": "toy", "policy": "threshold", "tasks": ["countdown-3"], "limit": 3, "batch_size": 3})
+SMALL = {"tasks": ["countdown-3"], "limit": 3, "batch_size": 3, "settings": {"max_tokens": 8}}
+RECIPE = parse({"model": "toy", "policy": "threshold", **SMALL})
 Damage = tuple[str, int, int]  # its kind, and where
 KINDS = ("cut", "flip", "insert", "zero", "empty", "remove", "drop line", "swap lines", "repeat line", "other line")
 places = st.integers(0, 2**20)

@@ -322,12 +322,6 @@ def test_a_dream_checkpoint_runs_with_what_fits_of_the_prompt(dream_folder: Path
         assert generation.prompt.endswith("\nAnswer:")
 
 
-@pytest.mark.slow
-def test_an_unknown_task_is_told_with_a_near_match():
-    with pytest.raises(UnmaskError, match="unknown task 'gsm8kk'; did you mean 'gsm8k'"):
-        harness.describe_benchmark("gsm8kk", TOY)
-
-
 def test_lm_evals_messages_are_back_after_a_run(data_dir: Path, tmp_path: Path):
     logger = logging.getLogger("lm_eval")
     logger.setLevel(logging.INFO)

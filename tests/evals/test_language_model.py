@@ -22,6 +22,7 @@ from unmask.errors import UnmaskError
 from unmask.evals import harness
 from unmask.evals.harness import question_of
 from unmask.evals.language_model import UnmaskLM
+from unmask.lm_eval import main
 
 CHOICES = """
 task: which_sentence
@@ -113,6 +114,14 @@ def test_items_of_a_group_of_tasks_are_numbered_through(tmp_path: Path):
     assert sorted(part.scores) == [0, 1, 3, 4]
 
 
+@pytest.mark.usefixtures("few_tasks")
+def test_an_unknown_task_is_told_with_a_near_match(tmp_path: Path):
+    choice_task(tmp_path)
+    for wrong, near in (("gsm8kk", "gsm8k"), ("which_sentences", "which_sentence")):
+        with pytest.raises(UnmaskError, match=f"unknown task '{wrong}'; did you mean '{near}'"):
+            harness.describe_benchmark(wrong, TOY)
+
+
 def test_a_lone_continuation_is_right_if_greedy_decoding_gives_it(tmp_path: Path):
     rows = [{"question": "Recite:", "gold": "Every maske"}, {"question": "Recite:", "gold": "Every mosko"}]
     records = RECORDS.partition("ROWS")[0] + f"ROWS = {rows}\n" + RECORDS.partition("]\n\n")[2]
@@ -183,16 +192,25 @@ def test_the_settings_own_stops_apply_to_benchmarks_too():
     assert answer_to({}, until=["guess"], stop_token_ids=(full_stop,)) == "Every "
 
 
+COMMAND = ["--model", "unmask", "--device", "cpu", "--model_args"]
+
+
 @pytest.mark.slow
 def test_lm_evals_own_command_knows_our_model(tmp_path: Path):
-    task = choice_task(tmp_path)
-    command = [sys.executable, "-m", "unmask.lm_eval", "--model", "unmask", "--device", "cpu", "--tasks", task]
+    flags = [*COMMAND, "pretrained=toy,policy=threshold,max_tokens=16", "--tasks", choice_task(tmp_path)]
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    known = "pretrained=toy,policy=threshold,max_tokens=16"
-    done = subprocess.run([*command, "--model_args", known], capture_output=True, text=True, env=offline, check=False)
+    command = [sys.executable, "-m", "unmask.lm_eval", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=offline, check=False)
     assert done.returncode == 0, done.stderr
     assert "which_sentence" in done.stdout
-    wrong = [*command, "--model_args", "pretrained=toy,policy=tresholds"]
-    done = subprocess.run(wrong, capture_output=True, text=True, env=offline, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("unmask: unknown policy 'tresholds'; did you mean 'threshold'?")
+
+
+@pytest.mark.usefixtures("few_tasks")
+def test_lm_evals_own_command_ends_with_one_line_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    flags = [*COMMAND, "pretrained=toy,policy=tresholds", "--tasks", choice_task(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["lm_eval", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("unmask: unknown policy 'tresholds'; did you mean 'threshold'?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from unmask.evals.recipe import parse
 from unmask.evals.run import run
 from unmask.evals.store import cells_of
 
-RECIPE = parse({"model": "toy", "policy": "threshold", "tasks": ["countdown-3"], "limit": 3})
+SMALL = {"tasks": ["countdown-3"], "limit": 3, "settings": {"max_tokens": 8}}
+RECIPE = parse({"model": "toy", "policy": "threshold", **SMALL})
 
 
 @pytest.fixture
@@ -27,12 +29,16 @@ def test_half_a_run_json_is_named(folder: Path) -> None:
         run(RECIPE, out=folder)
 
 
+NAMELESS = {"model": "toy", "family": "llada", "policy": {"nime": "threshold"}, "settings": {}, "task": "sudoku"}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
         ("cell.json", "", r"cell\.json is damaged"),
         ("cell.json", '{"schema": "unmask.eval/9"}', r"cell\.json is not of the form unmask\.eval/1"),
         ("cell.json", '{"schema": "unmask.eval/1", "cell": {}}', "is damaged"),
+        ("cell.json", json.dumps({"schema": "unmask.eval/1", "cell": NAMELESS}), "is damaged"),
         ("items.jsonl", '{"id": 0,\n', r"items\.jsonl, line 1 is damaged"),
         ("items.jsonl", '{"id": 0}\n', "is damaged"),
         ("scores.jsonl", "\xff\n", r"scores\.jsonl, line 1 is damaged"),

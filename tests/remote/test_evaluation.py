@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import clusters
 import pytest
 
 from unmask.errors import CheckpointError
@@ -63,12 +62,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    with clusters.nodes() as found:
-        yield found
-
-
 def test_a_lost_node_loses_and_repeats_nothing_and_the_run_equals_a_local_one(
     cluster: Any, whole: Path, tmp_path: Path
 ) -> None:
@@ -94,8 +87,8 @@ def test_a_lost_node_loses_and_repeats_nothing_and_the_run_equals_a_local_one(
     assert "1 of 2 replicas" in seen
 
 
-def driver(out: Path, recipe: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "unmask", "eval", str(recipe), "--backend", "ray", "--out", str(out), *flags]
+def driver(out: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "unmask", "eval", "--backend", "ray", "--out", str(out), *flags]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -129,7 +122,7 @@ def test_a_killed_driver_is_taken_up_by_either_backend_and_leaves_no_process(
     recipe, out = tmp_path / "small.yaml", tmp_path / "run"
     recipe.write_text(json.dumps(VALUES))  # JSON is YAML
     before = set(replicas_alive())
-    killed = driver(out, recipe, "--address", cluster.address)
+    killed = driver(out, str(recipe), "--address", cluster.address)
     wait_for_items(out, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -147,17 +140,32 @@ def test_a_killed_driver_is_taken_up_by_either_backend_and_leaves_no_process(
     assert set(replicas_alive()) <= before
 
 
+SLEEPY = """
+import time
+from unmask.types import Decision
+
+
+class Sleepy:
+    def select(self, view, state=None):
+        time.sleep(0.02)
+        return Decision(commit=view.masked & False, score=view.masked.float()), None
+"""
+
+
 @pytest.mark.parametrize("lost", ["its head node", "Ray's daemon on this machine"])
 def test_a_lost_cluster_ends_the_command_with_one_line(cluster: Any, tmp_path: Path, lost: str) -> None:
-    recipe, out = tmp_path / "long.yaml", tmp_path / "run"
-    recipe.write_text(json.dumps(VALUES | {"model": "tiny", "limit": 500, "settings": {"max_tokens": 48}}))
-    process = driver(out, recipe, "--address", cluster.address)
+    rule, out = tmp_path / "sleepy.py", tmp_path / "run"
+    rule.write_text(SLEEPY)  # takes minutes, and little of the processor
+    flags = ["--model", "toy", "--task", "countdown-3", "--policy", f"{rule}:Sleepy", "--limit", "500"]
+    process = driver(out, *flags, "--batch-size", "2", "--address", cluster.address)
     wait_for_items(out, process)
     if lost == "its head node":
         cluster.remove_node(cluster.head_node, allow_graceful=False)
     else:
         cluster.head_node.kill_raylet(check_alive=False)
     _, said = process.communicate(timeout=120)
+    if cluster.head_node is not None:
+        cluster.remove_node(cluster.head_node, allow_graceful=False)
     assert process.returncode == 1
     lines = [line for line in said.splitlines() if line.startswith("unmask:")]
     assert f"is lost: {lost} does not answer" in lines[-1]

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import clusters
 import pytest
@@ -22,15 +23,15 @@ Start = Callable[..., Pool]
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
+def two_nodes(whole_cluster: Callable[[], Any]) -> Iterator[str]:
     """This process, connected to a cluster of two nodes; pools use that connection."""
     import ray
 
     ray.cloudpickle.register_pickle_by_value(clusters)  # replicas cannot import this folder
-    with clusters.nodes() as cluster:
-        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-        yield cluster.address
-        ray.shutdown()
+    address = whole_cluster().address
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    yield address
+    ray.shutdown()
 
 
 @pytest.fixture

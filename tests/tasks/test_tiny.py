@@ -66,20 +66,20 @@ def test_five_items_of_each_task_decode_to_the_pinned_tokens(tiny, name):
 
 # At the accuracy on the model card, 999 of 1,000 draws would reach these floors.
 TEN = [("sudoku", 7), ("word_problems", 7), ("countdown", 4), ("list_functions", 8)]
-FORTY = [("sudoku", 33), ("word_problems", 34), ("countdown", 26), ("list_functions", 37)]
+SIXTEEN = [("sudoku", 12), ("word_problems", 12), ("countdown", 8), ("list_functions", 14)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "floor"), TEN)
-def test_ten_items_of_each_task_are_mostly_right(tiny, name, floor):
+def test_ten_items_of_each_task_are_mostly_right_by_mean_field(tiny, name, floor):
     _, right = decode(tiny, name, seed=21, n=10)
     assert sum(right) >= floor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "floor"), FORTY)
-def test_forty_items_of_each_task_are_mostly_right(tiny, name, floor):
-    _, right = decode(tiny, name, seed=31, n=40, policy="threshold")
+@pytest.mark.parametrize(("name", "floor"), SIXTEEN)
+def test_sixteen_items_of_each_task_are_mostly_right_with_a_threshold(tiny, name, floor):
+    _, right = decode(tiny, name, seed=31, n=16, policy="threshold")
     assert sum(right) >= floor
 
 

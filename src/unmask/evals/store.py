@@ -38,6 +38,7 @@ class CellFolder:
         self.about = read_whole(folder / CELL, SCHEMA)
         try:
             self.cell = Cell(**self.about["cell"])
+            self.key = self.cell.key  # fails if the policy has no name
             self.generations = {row["id"]: Generation(**row) for row in _lines(folder / ITEMS)}
             self.scores: dict[int, dict[str, float]] = {row["id"]: row["scores"] for row in _lines(folder / SCORES)}
         except (KeyError, TypeError, AttributeError) as error:
@@ -107,7 +108,7 @@ def intact(folder: Path) -> bool:
     """Whether a folder holds a complete cell; not so if it is damaged or missing."""
     try:
         found = CellFolder(folder)
-        return found.cell.key == folder.name and found.complete
+        return found.key == folder.name and found.complete
     except UnmaskError:
         return False
 
@@ -122,7 +123,7 @@ def _damage(folder: Path) -> str:
         fine = not (folder / DONE).exists() or found.has_all
     except UnmaskError as error:
         return str(error)
-    if found.cell.key != folder.name:
+    if found.key != folder.name:
         return f"{folder} is damaged: its {CELL} describes another cell"
     return "" if fine else f"{folder} is damaged: its items or scores are not those that {DONE} lists"
 

@@ -228,4 +228,5 @@ class Pool:
 
 def _raise_failure(found: Any, place: str = "") -> None:
     if isinstance(found, Failure):
-        raise type(found.error)(f"{place}{found.error}")
+        found.error.args = (f"{place}{found.error}",)  # not every kind of error is made from a message
+        raise found.error
