@@ -1,5 +1,9 @@
 """Inputs for kernels on a CUDA device, at the sizes of real models."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -14,6 +18,17 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LLADA, DREAM = (32, 32, 128), (28, 4, 128)  # heads, key heads and their width
 # Width and feed-forward width.
 WIDTHS = {LLADA: (4096, 12_288), DREAM: (3584, 18_944), (7, 1, 64): (448, 1000), (3, 3, 16): (37, 51)}
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Waiting for the device is an error."""
+    with warnings.catch_warnings(action="ignore"):  # torch warns that this mode is young
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def draw(*shape, seed=0, dtype=torch.bfloat16, spread=1.0):

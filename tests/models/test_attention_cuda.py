@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_inputs import DREAM, DTYPES, LLADA, NEEDS_CUDA, draw, heads_of, table
+from cuda_inputs import DREAM, DTYPES, LLADA, NEEDS_CUDA, draw, heads_of, never_waiting, table
 
 from unmask.models.attention import attend
 
@@ -16,23 +16,22 @@ pytestmark = NEEDS_CUDA
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("h", "g", "d"), [LLADA, DREAM, (10, 10, 32), (7, 1, 64)])
-def test_attention_within_rows_one_behind_the_other(dtype, h, g, d, never_waiting):
+def test_attention_within_rows_one_behind_the_other(dtype, h, g, d):
     lengths = [700, 1, 64, 333, 65]
     count = torch.tensor(lengths, device="cuda")
     qkv = draw(sum(lengths) + 101, 1, (h + 2 * g) * d, dtype=dtype)
     qkv[sum(lengths) :] = torch.nan  # belongs to no row
     rows = qkv[: sum(lengths)].double().transpose(0, 1).split(lengths, dim=1)
     expected = torch.cat([attend(*heads_of(row, h, g), None)[0] for row in rows])
-    never_waiting()
-    found = ragged_attention(qkv, count.cumsum(0) - count, count, h, g, 768)[: sum(lengths), 0]
-    torch.cuda.set_sync_debug_mode("default")
+    with never_waiting():
+        found = ragged_attention(qkv, count.cumsum(0) - count, count, h, g, 768)[: sum(lengths), 0]
     tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("h", "g", "d"), [LLADA, DREAM, (10, 10, 32), (7, 1, 64)])
-def test_attention_of_rows_one_behind_the_other_to_a_store(dtype, h, g, d, never_waiting):
+def test_attention_of_rows_one_behind_the_other_to_a_store(dtype, h, g, d):
     lengths = [700, 32, 1, 64, 33]
     count, seen = torch.tensor(lengths, device="cuda"), torch.tensor([700, 1280, 5, 300, 1279], device="cuda")
     qkv = draw(sum(lengths) + 66, 1, (h + 2 * g) * d, dtype=dtype)
@@ -45,10 +44,9 @@ def test_attention_of_rows_one_behind_the_other_to_a_store(dtype, h, g, d, never
         visible = (kept[slot, None, :, :length].double() for kept in (keys, values))
         expected.append(attend(heads_of(row, h, g)[0], *visible, None)[0])
     expected = torch.cat(expected)
-    never_waiting()
-    starts = count.cumsum(0) - count
-    found = ragged_attention(qkv, starts, count, h, g, 768, (keys, values, slots, seen))[: sum(lengths), 0]
-    torch.cuda.set_sync_debug_mode("default")
+    with never_waiting():
+        starts = count.cumsum(0) - count
+        found = ragged_attention(qkv, starts, count, h, g, 768, (keys, values, slots, seen))[: sum(lengths), 0]
     tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
 

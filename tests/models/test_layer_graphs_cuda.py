@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_inputs import DREAM, LLADA, NEEDS_CUDA, WIDTHS, draw, table
+from cuda_inputs import DREAM, LLADA, NEEDS_CUDA, WIDTHS, draw, never_waiting, table
 
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache
@@ -19,7 +19,7 @@ pytestmark = NEEDS_CUDA
 
 
 @pytest.mark.parametrize("sizes", [LLADA, DREAM])
-def test_a_graph_replays_them_without_waiting_at_other_places(never_waiting, sizes):
+def test_a_graph_replays_them_without_waiting_at_other_places(sizes):
     h, g, d = sizes
     b, q, longest = 3, 32, 1280
 
@@ -51,16 +51,15 @@ def test_a_graph_replays_them_without_waiting_at_other_places(never_waiting, siz
         expected = run(*fresh, own)
         for one, other in zip([*held, *kept], [*fresh, keys, values], strict=True):
             one.copy_(other)
-        never_waiting()
-        graph.replay()
-        run(*fresh, own)
-        torch.cuda.set_sync_debug_mode("default")
+        with never_waiting():
+            graph.replay()
+            run(*fresh, own)
         assert all(torch.equal(one, other) for one, other in zip(captured, expected, strict=True))
         assert all(torch.equal(one, other) for one, other in zip(kept, own, strict=True))
 
 
 @pytest.mark.parametrize("sizes", [LLADA, DREAM])
-def test_a_graph_replays_a_layer_without_waiting_at_other_places(never_waiting, sizes):
+def test_a_graph_replays_a_layer_without_waiting_at_other_places(sizes):
     (h, g, d), (w, f) = sizes, WIDTHS[sizes]
     b, q, longest = 2, 16, 1280
     sizes = {"n_heads": h, "n_kv_heads": g, "head_width": d, "n_layers": 1, "vocab_size": 1}
@@ -92,10 +91,9 @@ def test_a_graph_replays_a_layer_without_waiting_at_other_places(never_waiting, 
         torch.testing.assert_close(joint, separate, rtol=3e-2, atol=3e-2)
         for one, other in zip(held, fresh, strict=True):
             one.copy_(other)
-        never_waiting()
-        graph.replay()
-        run(JointOps(), *fresh)
-        torch.cuda.set_sync_debug_mode("default")
+        with never_waiting():
+            graph.replay()
+            run(JointOps(), *fresh)
         assert torch.equal(captured, joint)
 
 

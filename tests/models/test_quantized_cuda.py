@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_inputs import never_waiting
 from torch import Tensor, nn
 
 from unmask.models.quantized import FEW_ROWS, FORMATS, QuantizedLinear, deinterleave, interleave
@@ -36,22 +33,6 @@ CONFIG = {
 @pytest.fixture(autouse=True)
 def needs_triton() -> None:
     pytest.importorskip("triton")
-
-
-@contextmanager
-def never_waiting() -> Iterator[None]:
-    """Waiting for the device is an error."""
-    set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        set_sync_debug_mode("default")
-
-
-def set_sync_debug_mode(mode: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cuda_inputs import never_waiting
 
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache
@@ -52,17 +51,6 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture
-def never_waiting() -> Iterator[Any]:
-    def start() -> None:
-        # torch warns that this mode is young.
-        with warnings.catch_warnings(action="ignore"):
-            torch.cuda.set_sync_debug_mode("error")
-
-    yield start
-    torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("lengths", [(20, 20), (20, 13)], ids=["equal", "ragged"])
 def test_a_cuda_device_gives_the_logits_and_maps_of_the_cpu(folder: Path, lengths: tuple[int, ...]) -> None:
     here, there = (loaded(folder, device=device, dtype="float32") for device in ("cpu", "cuda"))
@@ -78,16 +66,16 @@ def test_the_checkpoints_dtype_is_the_default(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_pass_never_waits_for_the_device(folder: Path, never_waiting: Any, dtype: str) -> None:
+def test_a_pass_never_waits_for_the_device(folder: Path, dtype: str) -> None:
     model = loaded(folder, device="cuda", dtype=dtype)
     tokens, cache = TOKENS.cuda(), KVCache.new(2, 20, "cuda")
     block = torch.arange(4, 8, device="cuda").expand(2, -1)
     shadow = None if model.spec.shifted else block
     model.predict(tokens)  # the rotary table is made here
-    never_waiting()
-    model.predict(tokens, plan=whole(20, 13), at=block, attention_layers=range(2), shadow=shadow)
-    model.predict(tokens, plan=whole(20, 13), cache=cache)
-    model.predict(tokens, plan=part((4, 8, 20), (4, 8, 13)), cache=cache, at=block)
+    with never_waiting():
+        model.predict(tokens, plan=whole(20, 13), at=block, attention_layers=range(2), shadow=shadow)
+        model.predict(tokens, plan=whole(20, 13), cache=cache)
+        model.predict(tokens, plan=part((4, 8, 20), (4, 8, 13)), cache=cache, at=block)
 
 
 HEADS = pytest.mark.parametrize("heads", [2, 4], ids=["by kernels", "heads for which there are none"])
@@ -97,7 +85,7 @@ HEADS = pytest.mark.parametrize("heads", [2, 4], ids=["by kernels", "heads for w
 @pytest.mark.parametrize("cached", [False, True])
 @HEADS
 def test_a_pass_that_computes_no_padding_never_waits(
-    make_llada: Any, never_waiting: Any, options: dict[str, Any], cached: bool, heads: int
+    make_llada: Any, options: dict[str, Any], cached: bool, heads: int
 ) -> None:
     model = loaded(make_llada(n_heads=heads, n_kv_heads=heads), device="cuda", dtype="bfloat16")
     tokens, computed = torch.zeros(3, 64, dtype=torch.long, device="cuda"), shapes_computed(model)
@@ -106,8 +94,8 @@ def test_a_pass_that_computes_no_padding_never_waits(
     if cached:
         options = options | {"cache": KVCache.new(3, 64, "cuda")}
     model.predict(tokens, plan=whole(64, 5, 9), **options)  # compiles, and makes the rotary table
-    never_waiting()
-    model.predict(tokens, plan=whole(64, 5, 9), **options)
+    with never_waiting():
+        model.predict(tokens, plan=whole(64, 5, 9), **options)
     assert computed == [(128 if heads == 2 else 78, 1)] * 2
 
 
@@ -115,7 +103,7 @@ def test_a_pass_that_computes_no_padding_never_waits(
 @pytest.mark.parametrize("rows", [2, 9], ids=["padded", "packed"])
 @HEADS
 def test_a_pass_over_more_of_one_row_than_of_another_never_waits(
-    make_llada: Any, never_waiting: Any, states: bool, rows: int, heads: int
+    make_llada: Any, states: bool, rows: int, heads: int
 ) -> None:
     model = loaded(make_llada(n_heads=heads, n_kv_heads=heads), device="cuda", dtype="bfloat16")
     tokens, cache = torch.zeros(rows, 64, dtype=torch.long, device="cuda"), KVCache.new(rows, 64, "cuda")
@@ -124,8 +112,8 @@ def test_a_pass_over_more_of_one_row_than_of_another_never_waits(
     at, computed = torch.full((rows, 1), 9, device="cuda"), shapes_computed(model)
     plans = [part((0, 64, 64), *[other] * (rows - 1)) for _ in range(2)]
     model.predict(tokens, cache=cache, plan=plans[0], at=at, states=states)  # compiles
-    never_waiting()
-    model.predict(tokens, cache=cache, plan=plans[1], at=at, states=states)
+    with never_waiting():
+        model.predict(tokens, cache=cache, plan=plans[1], at=at, states=states)
     assert computed[0] == ((2, 64) if rows == 2 else (128 if heads == 2 else 96, 1))
 
 

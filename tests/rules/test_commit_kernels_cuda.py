@@ -1,10 +1,10 @@
 """`rules/kernels/commit.py` on a CUDA device, at the sizes of real models, against the plain rule."""
 
 import math
-import warnings
 
 import pytest
 import torch
+from cuda_inputs import never_waiting
 
 from unmask import policies
 from unmask.device import kernels_on
@@ -29,17 +29,6 @@ def kernels():
         return mean_field_commit(logits, masked, validate=False, **options)
 
     return decide
-
-
-@pytest.fixture
-def never_waiting():
-    def start():
-        # torch warns that this mode is young.
-        with warnings.catch_warnings(action="ignore"):
-            torch.cuda.set_sync_debug_mode("error")
-
-    yield start
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def draw(b, m, v, *, dtype=torch.bfloat16, seed=0):
@@ -144,13 +133,12 @@ def test_a_row_says_the_same_bit_for_bit_alone_in_a_batch_and_between_closed_pos
 
 
 @pytest.mark.parametrize("open_at_most", [None, 32])
-def test_it_never_waits_for_the_device(kernels, never_waiting, open_at_most):
+def test_it_never_waits_for_the_device(kernels, open_at_most):
     logits, masked = draw(2, 40, 20_000), some_open(2, 40)
     masked[:, 32:] = False
     first = kernels(logits, masked, open_at_most=open_at_most)
-    never_waiting()
-    again = kernels(logits, masked, open_at_most=open_at_most)
-    torch.cuda.set_sync_debug_mode("default")
+    with never_waiting():
+        again = kernels(logits, masked, open_at_most=open_at_most)
     assert same(first, again)
     check(first, plain(logits, masked))
 
