@@ -24,7 +24,7 @@ SEED = 1_000_003  # items differ from those that the other tasks draw with the s
 
 @tasks.register("number_gaps")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumberGaps(WordProblems):
+class NumberGaps(WordProblems):  # ty: ignore[unsupported-base]  (the decorator gives type[Task])
     """Worked word problems without their numbers."""
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
@@ -34,7 +34,7 @@ class NumberGaps(WordProblems):
 
 @tasks.register("code_gaps")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeGaps(ListFunctions):
+class CodeGaps(ListFunctions):  # ty: ignore[unsupported-base]
     """List functions without half of their words."""
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
