@@ -12,8 +12,7 @@ from executors import Backwards, Pickled, Spawned
 
 from unmask import policies
 from unmask.errors import UnmaskError
-from unmask.evals.executor import LocalExecutor, Question, backends
-from unmask.evals.loop import batches
+from unmask.evals.executor import LocalExecutor, Question, backends, batches
 from unmask.evals.recipe import parse
 from unmask.evals.run import Progress, run
 from unmask.evals.store import cells_of

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -60,6 +60,23 @@ class Batch:
     policy: Policy
     settings: Settings
     batch_size: int  # rows of a forward pass
+
+
+def batches(questions: Iterable[Question], *, policy: Policy, settings: Settings, batch_size: int) -> Iterator[Batch]:
+    """Batches of questions of like length and with the same stop strings. They depend on the cell alone.
+
+    The longest come first, so that memory runs out at once or never. Continuations are compared one item at a time.
+    """
+
+    def kind(question: Question) -> tuple[bool, tuple[str, ...]]:
+        return bool(question.continuations), question.stop
+
+    ordered = sorted(questions, key=lambda question: (*kind(question), -len(question.prompts[0])))
+    for (compared, _), group in groupby(ordered, key=kind):
+        alike, size = tuple(group), 1 if compared else batch_size
+        for first in range(0, len(alike), size):
+            part = alike[first : first + size]
+            yield Batch(questions=part, policy=policy, settings=settings, batch_size=batch_size)
 
 
 @runtime_checkable
