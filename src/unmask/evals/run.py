@@ -21,9 +21,8 @@ from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell, Generation, ModelInfo
 from unmask.evals.digests import changed, code_digest, records_digest, versions
 from unmask.evals.executor import WARM_UP, Executor, LocalExecutor, batches
-from unmask.evals.expand import expand
 from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
-from unmask.evals.recipe import Checkpoint, Recipe
+from unmask.evals.recipe import Checkpoint, Recipe, expand
 from unmask.evals.run_folder import locked, open_run, other_results, reuse, save_run
 from unmask.evals.store import CellFolder, complete_cell
 from unmask.models.checkpoint.fingerprint import fingerprint
