@@ -88,29 +88,23 @@ class Executor(TextModel, Protocol):
     @property
     def shared(self) -> bool:
         """Whether other work uses its devices meanwhile, so that times are worth nothing."""
-        ...
 
     @property
     def status(self) -> str:
         """What a line of progress says of the executor; empty: nothing."""
-        ...
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Executor:
         """Load that model wherever batches are going to be decoded."""
-        ...
 
     def check(self, policy: Policy, settings: Settings) -> None:
         """Raise an error of one line if the model cannot decode with these."""
-        ...
 
     def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
         """The generations of each batch as soon as it is decoded, in any order of batches."""
-        ...
 
     def close(self) -> None:
         """Give back what the model holds."""
-        ...
 
 
 class LocalExecutor:

@@ -149,20 +149,21 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8", errors="surrogatepass") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
+    _write(path, "a", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def write_whole(path: Path, about: dict[str, Any]) -> None:
     """Replace a file at once: a reader never sees half of it."""
     part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(about, indent=1) + "\n")
+    _write(part, "w", json.dumps(about, indent=1) + "\n")
+    part.replace(path)
+
+
+def _write(path: Path, mode: str, text: str) -> None:
+    with path.open(mode, encoding="utf-8", errors="surrogatepass") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
 
 
 def read_whole(path: Path, schema: str) -> dict[str, Any]:

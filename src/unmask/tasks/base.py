@@ -38,11 +38,9 @@ class Task(Protocol):
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
         """`n` different items of one side, 'train' or 'test'; the same seed gives the same items for ever."""
-        ...
 
     def check(self, item: Item, text: str) -> bool:
         """Whether the text solves the item; any text is allowed, none raises."""
-        ...
 
     def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
         """`check` for each pair; a task may do once what the pairs share."""
