@@ -288,15 +288,16 @@ def test_what_a_model_cannot_do_is_said_before_anything_runs(tmp_path: Path, dre
     assert not (tmp_path / "run" / "cells").exists()
 
 
+@pytest.mark.parametrize("task", ["list_functions", "code_gaps"])
 def test_programs_are_refused_before_decoding_where_nothing_contains_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
         raise UnmaskError("no sandbox")
 
     monkeypatch.setattr(sandbox, "require", refuse)
     with pytest.raises(UnmaskError, match="no sandbox"):
-        run(recipe_of(tasks=["list_functions"]), out=tmp_path / "run")
+        run(recipe_of(tasks=[task]), out=tmp_path / "run")
     assert not (tmp_path / "run" / "cells").exists()
 
 

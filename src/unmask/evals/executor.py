@@ -45,7 +45,6 @@ class Question:
     prompts: tuple[list[int], ...]
     filled_from: int | None = None  # the prompt has masks to fill, and the answer begins here; None: it is continued
     continuations: tuple[list[int], ...] = ()
-    choices: tuple[str, ...] = ()  # the continuations' texts
     stop: tuple[str, ...] = ()  # what ends an answer, beside the strings of the settings
     reading: Literal["text", "wrapper", "whole"] = "text"  # the engine's text, or the family's wrapper's, cut or not
     truncated: bool = False
@@ -214,7 +213,7 @@ def _compared(llm: Generator, question: Question, batch_size: int) -> Generation
     return Generation(
         id=question.id,
         prompt=question.text,
-        text=question.choices[max(range(len(values)), key=values.__getitem__)],
+        text=llm.codec.decode(question.continuations[max(range(len(values)), key=values.__getitem__)]),
         passes=passes,
         seconds={"model": round(time.perf_counter() - start, 6), "policy": 0.0, "rest": 0.0},
         truncated=question.truncated,

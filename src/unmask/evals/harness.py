@@ -129,7 +129,6 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
             text=prompts[-1].text,
             prompts=tuple(prompt.ids for prompt in prompts),
             continuations=continuations,
-            choices=tuple(request.args[1] for request in requests),
             truncated=prompts[-1].truncated,
         )
     *shots, asked = first.args[0].split(SHOT_END)

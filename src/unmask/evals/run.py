@@ -27,7 +27,7 @@ from unmask.evals.run_folder import locked, open_run, other_results, reuse, save
 from unmask.evals.store import CellFolder, complete_cell
 from unmask.models.checkpoint.fingerprint import fingerprint
 
-RUN_CODE = {"humaneval", "mbpp", "list_functions"}  # tasks whose answers are programs
+RUN_CODE = {"humaneval", "mbpp", "list_functions", "code_gaps"}  # tasks whose answers are programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

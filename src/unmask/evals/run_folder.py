@@ -101,8 +101,9 @@ def reuse(own: CellFolder, *, shared: bool) -> str | None:
         found = complete_cell(done.parent)
         if found is None or not _measured_alike(found, own, shared=shared):
             continue
-        own.add([row for row in found.generations.values() if row.id not in own.generations])
-        own.add_scores({number: scores for number, scores in found.scores.items() if number not in own.scores})
+        missing = sorted(found.scores.keys() - own.scores.keys())
+        own.add([found.generations[number] for number in missing])  # also in place of one whose score is missing
+        own.add_scores({number: found.scores[number] for number in missing})
         if found.key == own.key:
             own.note(**{"taken_from": done.relative_to(run.parent).parts[0]} | found.about)
             own.finish()

@@ -15,6 +15,7 @@ from unmask.errors import UnknownName
 from unmask.registry import Registry
 
 TEST_SHARE = 1 / 8
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unmask.tasks import stories_at_home, stories_away
-from unmask.tasks.base import Item, Task, draw_items, tasks
+from unmask.tasks.base import NUMBERS, Item, Task, draw_items, tasks
 
 PROMPT = "Problem: "
 LARGEST_RESULT = 9999
@@ -48,7 +48,6 @@ DISTRACTIONS = (
     "There are {odd} {other} on the table. | {A} lives at number {odd}. | {B} paid ${odd} for a pair of shoes. | "
     "There is a photo of it on page {odd} of the paper."
 ).split(" | ")
-_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _EQUATION = re.compile(r"\{([a-z])=(.+?)\}")
 _SLOT = re.compile(r"(\$?)\{(\w+)\}(%?)")
 _NAME = re.compile(r"[a-z]")
@@ -175,7 +174,7 @@ def _number(currency: str, name: str, percent: str, values: dict[str, int], rng:
     """A number in digits or, if it is small, sometimes in words; money and percentages are always digits."""
     value = values[name]
     if not currency and not percent and value <= 12 and rng.random() < SPELLED:
-        return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
+        return "a dozen" if value == 12 and rng.random() < 0.5 else NUMBERS[value]
     return f"{currency}{value:,}{percent}"
 
 
