@@ -18,7 +18,7 @@ from unmask.engine.generator import Generator
 from unmask.evals import harness
 from unmask.evals.cell import Cell, ModelInfo
 from unmask.evals.executor import LocalExecutor
-from unmask.evals.loop import measure
+from unmask.evals.run import measure
 from unmask.evals.store import CellFolder
 from unmask.models.base import LoadedModel
 from unmask.settings import Settings

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from unmask.errors import UnmaskError
-from unmask.evals import answers, math_workers
+from unmask.evals import answers
 
 pytest.importorskip("math_verify") if os.environ.get("CI") != "true" else None
 needs_data = pytest.mark.skipif("UNMASK_DATA_DIR" not in os.environ, reason="UNMASK_DATA_DIR is not set")
@@ -155,28 +156,19 @@ def test_the_clean_up_is_that_of_lm_eval():
     ],
 )
 def test_formulas_are_compared_by_value(first, second, equal):
-    assert math_workers.ask("equivalent", first, second) is equal
+    assert answers.compared("equivalent", first, second) is equal
 
 
 def test_a_comparison_that_hangs_is_wrong_and_spoils_no_other():
-    assert not math_workers.ask("equivalent", "9^{9^{9^{9}}}", "1", timeout_s=1.0)
-    assert not math_workers.ask("verified", "$\\boxed{2}$", "$9^{9^{9^{9^{9}}}}$", timeout_s=1.0)
-    assert math_workers.ask("equivalent", "0.5", "\\frac{1}{2}")
-
-
-def test_a_worker_that_died_meanwhile_is_replaced():
-    assert math_workers.ask("equivalent", "2", "2")
-    (worker,) = math_workers._workers
-    worker.kill()
-    worker.wait()
-    assert math_workers.ask("equivalent", "2", "2")
+    assert not answers.compared("equivalent", "9^{9^{9^{9}}}", "1", timeout_s=1.0)
+    assert not answers.compared("verified", "$\\boxed{2}$", "$9^{9^{9^{9^{9}}}}$", timeout_s=1.0)
+    assert answers.compared("equivalent", "0.5", "\\frac{1}{2}")
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
-    math_workers.close()
-    monkeypatch.setattr(math_workers, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(UnmaskError, match=r"pip install 'unmask\[eval\]'"):
-        math_workers.ask("equivalent", "1", "1")
+        answers.compared("equivalent", "1", "1")
 
 
 @needs_data

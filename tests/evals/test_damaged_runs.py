@@ -78,12 +78,11 @@ def test_a_count_or_digest_that_does_not_fit_is_no_proof(folder: Path, content: 
     assert cells_of(folder)[0].complete
 
 
-def test_a_complete_cell_of_an_older_version_keeps_its_items(folder: Path) -> None:
+def test_a_complete_cell_of_an_older_version_has_a_count_alone_and_keeps_its_items(folder: Path) -> None:
     (cell,) = cells_of(folder)
     (cell.folder / "done.json").write_text('{"items": 4}')
-    assert not cell.complete
-    finished = run(RECIPE, out=folder)
-    assert (finished.new_cells, finished.new_items) == (1, 0)
+    finished = run(RECIPE, out=folder, load=lambda checkpoint: pytest.fail("a model was loaded"))
+    assert (finished.new_cells, finished.new_items) == (0, 0)
     assert cells_of(folder)[0].complete
 
 
@@ -108,10 +107,19 @@ def test_half_a_line_of_an_unfinished_cell_is_dropped_with_a_word(folder: Path) 
 def test_a_run_json_without_a_key_is_named_in_one_line(folder: Path, key: str) -> None:
     path = folder / "run.json"
     about = json.loads(path.read_text())
-    for value in (None, {"toy": {}}, 3):
+    for value in (None, 3, "x"):
         path.write_text(json.dumps({name: found for name, found in about.items() if name != key}))
         if value is not None:
             path.write_text(json.dumps(about | {key: value}))
         with pytest.raises(UnmaskError, match=r"run\.json is damaged") as error:
             run(RECIPE, out=folder)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("info", [{}, 3, {"family": "llada"}, {"toy": {}}])
+def test_a_run_json_that_does_not_describe_its_model_is_named_in_one_line(folder: Path, info: object) -> None:
+    path = folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"models": {"toy": info}}))
+    with pytest.raises(UnmaskError, match=r"run\.json is damaged") as error:
+        run(RECIPE, out=folder)
+    assert "\n" not in str(error.value)

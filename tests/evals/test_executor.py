@@ -12,8 +12,7 @@ from executors import Backwards, Pickled, Spawned
 
 from unmask import policies
 from unmask.errors import UnmaskError
-from unmask.evals.executor import LocalExecutor, Question, backends
-from unmask.evals.loop import batches
+from unmask.evals.executor import LocalExecutor, Question, backends, batches
 from unmask.evals.recipe import parse
 from unmask.evals.run import Progress, run
 from unmask.evals.store import cells_of
@@ -125,8 +124,8 @@ def test_the_longest_questions_come_first_and_stop_strings_do_not_mix() -> None:
         return Question(id=number, text="", prompts=([1] * length,), **more)
 
     asked = [question(0, 3), question(1, 9, stop=("x",)), question(2, 5), question(3, 4)]
-    asked.append(question(4, 1, continuations=([1],), choices=("a",)))
-    asked.append(question(5, 1, continuations=([1],), choices=("a",)))
+    asked.append(question(4, 1, continuations=([1],)))
+    asked.append(question(5, 1, continuations=([1],)))
     cut = batches(asked, policy=policies.get("fixed"), settings=Settings(), batch_size=2)
     assert [[each.id for each in batch.questions] for batch in cut] == [[2, 3], [0], [1], [4], [5]]
 

@@ -283,7 +283,7 @@ def test_a_hub_out_of_reach_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     with pytest.raises(
-        UnmaskError, match=r"openai/openai_humaneval cannot be read from the hub \(no route\)"
+        UnmaskError, match=r"openai/openai_humaneval cannot be read from the hub \(no route to host\)"
     ) as caught:
         run(open_cell(tmp_path, "humaneval"), None)
     assert "\n" not in str(caught.value)

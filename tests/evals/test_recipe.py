@@ -13,8 +13,7 @@ import pytest
 from unmask import policies
 from unmask.errors import UnmaskError
 from unmask.evals.cell import Cell, ModelInfo
-from unmask.evals.expand import expand
-from unmask.evals.recipe import Recipe, parse, read
+from unmask.evals.recipe import Recipe, expand, parse, read
 
 GOOD: dict[str, Any] = {"model": "toy", "policy": "mean_field", "tasks": ["sudoku"]}
 LLADA = ModelInfo(family="llada", preset="GSAI-ML/LLaDA-8B-Instruct", dtype="bfloat16", device="cuda")

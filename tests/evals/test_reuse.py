@@ -72,7 +72,6 @@ def test_a_part_of_a_cell_makes_room_for_the_whole(first: Path, tmp_path: Path) 
         finished = measure(out, policies=["threshold"])
     assert (finished.reused, finished.new_items) == ({"first": 1}, 0)
     assert by_policy(out)["threshold"].generations == by_policy(first)["threshold"].generations
-    assert not (out / ".copying").exists()
 
 
 def test_a_cell_that_is_finished_while_another_is_decoded_is_reused_too(tmp_path: Path) -> None:

@@ -156,14 +156,30 @@ def test_an_answer_is_the_same_in_any_batch(whole: Path, tmp_path: Path) -> None
     assert texts[0] == texts[1]
 
 
-def test_a_folder_belongs_to_one_recipe(whole: Path) -> None:
-    refused = r"{}; choose another --out; finished cells that are equal are reused$"
-    with pytest.raises(UnmaskError, match=refused.format("holds a run with other values of limit, seed")):
-        run(recipe_of(limit=4, seed=1), out=whole)
-    with pytest.raises(UnmaskError, match=refused.format("other values of models")):
-        run(parse(VALUES, {"dtype": "bfloat16"}), out=whole)
-    with pytest.raises(UnmaskError, match=refused.format("other values of policies, tasks")):
-        run(recipe_of(tasks=["sudoku"], policies=["threshold"]), out=whole)
+def test_a_folder_takes_any_recipe_and_lists_the_cells_of_the_latest(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def listed() -> set[tuple[str, int, int]]:
+        (read,) = read_runs([out])
+        return {(cell.cell.task, cell.cell.items, cell.cell.seed) for cell in read.cells}
+
+    first, other = {"tasks": ["sudoku", "countdown"], "limit": 3}, {"tasks": ["sudoku"], "limit": 2, "seed": 1}
+    assert run(recipe_of(**first), out=out).new_cells == 4
+    assert run(recipe_of(**other), out=out).new_cells == 2
+    assert listed() == {("sudoku", 2, 1)}
+    assert run(recipe_of(**first | {"tasks": ["countdown"]}), out=out).new_cells == 0
+    assert listed() == {("countdown", 3, 0)}
+    finished = run(recipe_of(**first), out=out, load=lambda checkpoint: pytest.fail("a model was loaded"))
+    assert finished.new_cells == 0
+    assert listed() == {("sudoku", 3, 0), ("countdown", 3, 0)}
+
+
+def test_another_dtype_is_another_cell_of_the_folder(tmp_path: Path) -> None:
+    small: dict[str, Any] = VALUES | {"tasks": ["sudoku"], "policies": ["threshold"], "limit": 1}
+    run(parse(small), out=tmp_path)
+    finished = run(parse(small, {"dtype": "bfloat16"}), out=tmp_path)
+    assert [cell.cell.dtype for cell in finished.cells] == ["bfloat16"]
+    assert run(parse(small, {"dtype": "float32"}), out=tmp_path).new_cells == 0
 
 
 def test_a_recipe_may_grow_in_its_folder_and_only_the_new_cells_are_measured(tmp_path: Path) -> None:
@@ -204,8 +220,6 @@ def test_a_folder_may_grow_by_quantised_weights(tmp_path: Path) -> None:
     assert len({cell.about["weights"] for cell in finished.cells}) == 1
     assert run(grown, out=out, on_load=loaded.append).new_cells == 0
     assert loaded == ["tiny+int8"]
-    with pytest.raises(UnmaskError, match="holds a run with other values of models"):
-        run(parse(VALUES | one, {"quantize": "fp8"}), out=out)
 
 
 @pytest.mark.slow
@@ -274,15 +288,16 @@ def test_what_a_model_cannot_do_is_said_before_anything_runs(tmp_path: Path, dre
     assert not (tmp_path / "run" / "cells").exists()
 
 
+@pytest.mark.parametrize("task", ["list_functions", "code_gaps"])
 def test_programs_are_refused_before_decoding_where_nothing_contains_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
         raise UnmaskError("no sandbox")
 
     monkeypatch.setattr(sandbox, "require", refuse)
     with pytest.raises(UnmaskError, match="no sandbox"):
-        run(recipe_of(tasks=["list_functions"]), out=tmp_path / "run")
+        run(recipe_of(tasks=[task]), out=tmp_path / "run")
     assert not (tmp_path / "run" / "cells").exists()
 
 

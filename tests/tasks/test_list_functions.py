@@ -1,16 +1,26 @@
 import random
+import re
 
 import pytest
 
-from unmask.errors import UnmaskError
 from unmask.tasks.list_functions import ListFunctions, _describe, _example, other_form
-from unmask.tasks.primitives import PRIMITIVES, parse
+from unmask.tasks.primitives import PRIMITIVES
 
 
 def test_there_are_sixty_primitives_and_more():
     assert len(PRIMITIVES) >= 60
     assert len({(primitive.source, primitive.code) for primitive in PRIMITIVES}) == len(PRIMITIVES)
     assert all(len(set(primitive.asked)) >= 2 for primitive in PRIMITIVES)
+
+
+@pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda primitive: f"{primitive.source}:{primitive.code}")
+def test_code_and_wordings_of_a_primitive_have_the_same_slots(primitive):
+    slots = set(re.findall(r"\{.*?\}", primitive.code))
+    assert slots <= {"{k}", "{c}", "{d}"}
+    assert all(set(re.findall(r"\{.*?\}", wording)) == slots for wording in primitive.asked)
+    assert not any("|" in text or "k=" in text for text in (primitive.code, *primitive.asked))
+    assert len(primitive.numbers) > 1
+    assert primitive.numbers == range(2, 6) or "{k}" in slots
 
 
 @pytest.mark.parametrize("source", ["ints", "text", "words"])
@@ -75,27 +85,3 @@ def test_a_mutated_program_fails_its_tests():
     # A return of nothing, and a step more at the end, both change what the function gives.
     mutants = [item.answer.replace("return ", "return None and ") for item in items]
     assert not any(task.check_many(items, mutants))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "x[:{k}] | keep the first {k}",
-        "  x[:{k}] | keep the first {k}",
-        "  x[:{k}] | keep the first {k} | keep some",
-        "  x[:{k}] | keep the first {k} | cut it to {k} | k=9..3",
-        "  x[:{k}] | keep the first {k} | cut it to {k} | k=3",
-        "  x[:{n}] | keep the first {n} | cut it to {n}",
-        "  x[:3] | keep the first three | cut it to three | k=2..9",
-        "  x | a || b",
-        "ints -> lists:",
-    ],
-)
-def test_an_operation_in_any_other_notation_is_refused(line):
-    with pytest.raises(UnmaskError, match="must"):
-        parse(f"ints -> ints:\n{line}\n")
-
-
-def test_an_operation_without_types_is_refused():
-    with pytest.raises(UnmaskError, match="under its types"):
-        parse("  x[:{k}] | keep the first {k} | cut it to {k}")

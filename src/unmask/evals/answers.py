@@ -2,7 +2,7 @@
 
 GSM8K asks for a number: after `####` (strict), or the last one in the text (flexible). MATH asks for a formula: that of
 the closing sentence, compared with the gold answer after Minerva's clean-up (exact_match), or the one that math-verify
-finds in the text (math_verify). Formulas are compared in another process, because sympy may take for ever.
+finds in the text (math_verify). Formulas are compared in a worker process, because sympy may take for ever.
 
 Two things differ from the version behind the published MATH numbers (`minerva_math` 2.0). An answer that equals the
 gold answer to the letter counts, even if it is a tuple, an interval or a matrix, which the older version could not
@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from unmask.errors import UnmaskError
-from unmask.evals import math_workers
+from unmask.worker_process import WorkerProcess
 
 Doc = Mapping[str, Any]
+TIMEOUT_S = 10.0  # for one comparison of formulas
+
+formulas = WorkerProcess("unmask.evals.formulas", name="the process that compares formulas", memory_mib=4096)
 
 _STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -64,9 +68,16 @@ def minerva_math(doc: Doc, results: list[str]) -> dict[str, int]:
     """1 if the text reaches the gold answer of the record, under both metrics."""
     gold, found = normal_form(gold_answer(doc)), final_answer(results[0])
     answer = found and normal_form(found)
-    exact = bool(answer) and (answer == gold or math_workers.ask("equivalent", answer, gold))
-    verified = math_workers.ask("verified", doc["solution"], results[0])
+    exact = bool(answer) and (answer == gold or compared("equivalent", answer, gold))
+    verified = compared("verified", doc["solution"], results[0])
     return {"exact_match": int(exact), "math_verify": int(verified)}
+
+
+def compared(question: str, first: str, second: str, *, timeout_s: float = TIMEOUT_S) -> bool:
+    """What `formulas.py` answers; a comparison that hangs or takes too much memory counts as no."""
+    if find_spec("math_verify") is None:
+        raise UnmaskError("math-verify, which compares formulas, is not installed: pip install 'unmask[eval]'")
+    return formulas.ask([question, first, second], seconds=timeout_s) is True
 
 
 def gold_answer(doc: Doc) -> str:

@@ -39,7 +39,7 @@ class Cell:
     model: str  # as the recipe names it
     family: str  # 'llada' or 'dream'
     policy: dict[str, Any]  # {'name': ..., and every parameter}
-    settings: dict[str, Any]  # every field of Settings, save those that expand.py leaves out
+    settings: dict[str, Any]  # every field of Settings, save those that are left out (LATER in recipe.py)
     task: str
     shots: int | None = None  # None: the task has none
     template: str = "none"  # 'chat' (one user message) or 'none'

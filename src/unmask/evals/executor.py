@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -45,7 +45,6 @@ class Question:
     prompts: tuple[list[int], ...]
     filled_from: int | None = None  # the prompt has masks to fill, and the answer begins here; None: it is continued
     continuations: tuple[list[int], ...] = ()
-    choices: tuple[str, ...] = ()  # the continuations' texts
     stop: tuple[str, ...] = ()  # what ends an answer, beside the strings of the settings
     reading: Literal["text", "wrapper", "whole"] = "text"  # the engine's text, or the family's wrapper's, cut or not
     truncated: bool = False
@@ -62,6 +61,23 @@ class Batch:
     batch_size: int  # rows of a forward pass
 
 
+def batches(questions: Iterable[Question], *, policy: Policy, settings: Settings, batch_size: int) -> Iterator[Batch]:
+    """Batches of questions of like length and with the same stop strings. They depend on the cell alone.
+
+    The longest come first, so that memory runs out at once or never. Continuations are compared one item at a time.
+    """
+
+    def kind(question: Question) -> tuple[bool, tuple[str, ...]]:
+        return bool(question.continuations), question.stop
+
+    ordered = sorted(questions, key=lambda question: (*kind(question), -len(question.prompts[0])))
+    for (compared, _), group in groupby(ordered, key=kind):
+        alike, size = tuple(group), 1 if compared else batch_size
+        for first in range(0, len(alike), size):
+            part = alike[first : first + size]
+            yield Batch(questions=part, policy=policy, settings=settings, batch_size=batch_size)
+
+
 @runtime_checkable
 class Executor(TextModel, Protocol):
     """A model at work, here or elsewhere."""
@@ -71,29 +87,23 @@ class Executor(TextModel, Protocol):
     @property
     def shared(self) -> bool:
         """Whether other work uses its devices meanwhile, so that times are worth nothing."""
-        ...
 
     @property
     def status(self) -> str:
         """What a line of progress says of the executor; empty: nothing."""
-        ...
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Executor:
         """Load that model wherever batches are going to be decoded."""
-        ...
 
     def check(self, policy: Policy, settings: Settings) -> None:
         """Raise an error of one line if the model cannot decode with these."""
-        ...
 
     def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
         """The generations of each batch as soon as it is decoded, in any order of batches."""
-        ...
 
     def close(self) -> None:
         """Give back what the model holds."""
-        ...
 
 
 class LocalExecutor:
@@ -203,7 +213,7 @@ def _compared(llm: Generator, question: Question, batch_size: int) -> Generation
     return Generation(
         id=question.id,
         prompt=question.text,
-        text=question.choices[max(range(len(values)), key=values.__getitem__)],
+        text=llm.codec.decode(question.continuations[max(range(len(values)), key=values.__getitem__)]),
         passes=passes,
         seconds={"model": round(time.perf_counter() - start, 6), "policy": 0.0, "rest": 0.0},
         truncated=question.truncated,

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import UnmaskError, WorkFailed, one_line
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell, Generation, ModelInfo
 from unmask.evals.executor import Question
-from unmask.evals.hub import asked_once, quiet
-from unmask.evals.lm_tasks.loaders import BENCHMARKS, records
+from unmask.evals.lm_tasks.loaders import BENCHMARKS, asked_once, quiet, records
 from unmask.evals.prompts import FittedPrompt, TextModel, fitted_prompt, template_of
 
 if TYPE_CHECKING:
@@ -130,7 +129,6 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
             text=prompts[-1].text,
             prompts=tuple(prompt.ids for prompt in prompts),
             continuations=continuations,
-            choices=tuple(request.args[1] for request in requests),
             truncated=prompts[-1].truncated,
         )
     *shots, asked = first.args[0].split(SHOT_END)
@@ -200,9 +198,8 @@ def _load_tasks(task: str, data_dir: Path | None = None) -> list[Task]:
         except UnmaskError:
             raise
         except Exception as error:  # whatever a task's own code, its data and the hub may raise
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            reason += "" if answered else " (the hub does not answer)"
-            raise WorkFailed(f"the task {task} could not be loaded: {reason}") from error
+            silent = "" if answered else " (the hub does not answer)"
+            raise WorkFailed(f"the task {task} could not be loaded: {one_line(error)}{silent}") from error
     for each in loaded:
         _check_kind(each, ours=task in BENCHMARKS)
         if (shots := getattr(each, "fewshot_cfg", None)) is not None:

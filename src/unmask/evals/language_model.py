@@ -14,9 +14,8 @@ from unmask.engine.generator import Generator
 from unmask.engine.load import load
 from unmask.engine.plan import plan
 from unmask.errors import UnmaskError
-from unmask.evals.executor import answer
+from unmask.evals.executor import answer, batches
 from unmask.evals.harness import question_of, responses_of
-from unmask.evals.loop import batches
 from unmask.policies import Policy, named
 from unmask.settings import Settings
 

@@ -42,7 +42,8 @@ def run_name(file: Path) -> str:
 
 def listing() -> list[dict[str, Any]]:
     """Everything that has a name, with a word about it."""
-    rows = [("recipe", name, str(_head(path).get("title", ""))) for name, path in recipes().items()]
+    heads = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in recipes().items()}
+    rows = [("recipe", name, str(head.get("title", ""))) for name, head in heads.items()]
     rows += [("task", name, "generated, checked exactly") for name in tiny_suite.names()]
     rows += [
         ("benchmark", name, f"{known.items:,} items, {counted(known.shots, 'shot')}")
@@ -50,7 +51,3 @@ def listing() -> list[dict[str, Any]]:
     ]
     rows += [("policy", row["name"], row["about"]) for row in installed()]
     return [{"kind": kind, "name": name, "about": about} for kind, name, about in rows]
-
-
-def _head(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,26 +1,30 @@
 """What to measure, read from a YAML file: models x policies x settings x tasks.
 
 Keys, names and values are checked here, before a model is loaded; every error is one line that names the file and the
-key. `expand.py`, which knows the model, fills in what a recipe leaves out.
+key. `expand` makes the cells of a loaded model, and fills in what the recipe leaves out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from unmask import policies
 from unmask.errors import UnknownName, UnmaskError, WrongOption, check_known
 from unmask.evals import tiny_suite
-from unmask.evals.cell import TABLES
-from unmask.evals.harness import BENCHMARKS, unknown_task
+from unmask.evals.cell import TABLES, Cell, ModelInfo
+from unmask.evals.harness import BENCHMARKS, describe_benchmark, unknown_task
 from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
+from unmask.options import check_choice, check_flag, check_whole
+from unmask.policies.presets import TASKS as PRESET_TASKS
 from unmask.settings import Settings
 from unmask.yaml_file import read_mapping
 
@@ -43,6 +47,14 @@ _FOREIGN = {
     "pretrained": "model",
     "use_cache": "cache, in settings",
 }
+
+# The protocol of the paper's benchmarks. The tables compare policies, blocks and sampling, so these are free.
+PAPER_MODELS = ("llada-8b-instruct", "llada-1.5", "dream-v0-instruct-7b")
+PAPER_TASKS = ("gsm8k", "math", "humaneval", "mbpp")
+PAPER_SETTINGS = Settings(max_tokens=256, cache="none").to_dict()
+PAPER_FREE = ("block_size", "temperature", "top_p", "seed")
+# Settings that are younger than stored runs: at these values they are left out, so that the cells stay the same.
+LATER = {"sliding": 1.0, "verify": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +105,6 @@ class Recipe:
 
 
 _KEYS = {item.name for item in fields(Recipe) if item.name != "name"} | {*PLURAL, *FOR_ALL}
-_LEAST = {"limit": 1, "batch_size": 1, "shots": 0, "seed": 0}
-_TRUTHS, _TEXTS = ("allow_unsandboxed", "shared"), ("title", "data_dir", "table")
 
 
 def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
@@ -108,28 +118,17 @@ def parse(
 ) -> Recipe:
     """The recipe in plain data; flags count as in `read`. Errors begin with the `source`, unless it is empty."""
     typed = _in_plural(flags or {})
-
-    def at(key: str) -> AbstractContextManager[None]:
-        """Errors begin with the source, unless a flag was typed instead of the key."""
-        return _at(source) if source and key not in typed else nullcontext()
-
-    with at("recipe"):
+    with _at(source):
         _check_keys("recipe key", values, _KEYS)
-        given = _in_plural(values) | typed
+        given = {"settings": {}, **_in_plural(values), **typed}
     for_all, forced = ({key: found[key] for key in FOR_ALL if key in found} for found in (given, typed))
-    lists = {"models": partial(_checkpoint, for_all=for_all, forced=forced), "policies": _policy, "tasks": _task}
-    made: dict[str, Any] = {}
-    for key, make in lists.items():
-        with at(key):
-            made[key] = _several(given, key, make)
-    for key in (key for key in (*_LEAST, *_TRUTHS, *_TEXTS) if key in given):
-        with at(key):
-            made[key] = _plain(key, given[key])
-    with at("settings"):
-        made["settings"] = tuple(_settings(item) for item in _listed(given.get("settings") or {}))
-    with at("shots"):
-        if made.get("shots") and all(tiny_suite.knows(task) for task in made["tasks"]):
-            raise WrongOption("shots", f"is given, but there are none for {', '.join(made['tasks'])}")
+    checkpoint = partial(_checkpoint, for_all=for_all, forced=forced)
+    made: dict[str, Any] = {key: value for key, value in given.items() if key not in FOR_ALL}
+    for key, make in {"models": checkpoint, "policies": _policy, "tasks": _task, "settings": _settings}.items():
+        with _at("" if key in typed else source):
+            made[key] = _several(key, given.get(key, []), make)
+    with _at(source, typed):
+        _check_plain(SimpleNamespace(**{item.name: item.default for item in fields(Recipe)} | made))
     return Recipe(name=name, **made)
 
 
@@ -142,11 +141,13 @@ def _in_plural(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _at(place: str) -> Generator[None]:
-    """Errors from inside begin with the place in the recipe."""
+def _at(place: str, typed: Collection[str] = ()) -> Generator[None]:
+    """Errors from inside begin with the place in the recipe, unless it is empty, or a flag was typed for the option."""
     try:
         yield
     except UnmaskError as error:
+        if not place or getattr(error, "name", None) in typed:
+            raise
         raise UnmaskError(f"{place}: {error}") from error
 
 
@@ -163,18 +164,14 @@ def _check_keys(kind: str, given: Iterable[Any], known: Collection[str]) -> None
     check_known(kind, given, known)
 
 
-def _several(given: Mapping[str, Any], key: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:
+def _several(key: str, value: Any, make: Callable[[Any], Any]) -> tuple[Any, ...]:
     """The result of `make` for each value of a key. There must be at least one value, and none twice."""
-    made = [make(item) for item in _listed(given.get(key, []))]
+    made = [make(item) for item in (value if isinstance(value, list | tuple) else [value])]
     if not made:
         raise UnmaskError(f"{key} is missing")
     if doubled := [value for number, value in enumerate(made) if value in made[:number]]:
         raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
     return tuple(made)
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _checkpoint(item: Any, *, for_all: Mapping[str, Any], forced: Mapping[str, Any]) -> Checkpoint:
@@ -224,16 +221,72 @@ def _task(item: Any) -> str:
     return item
 
 
-def _plain(key: str, value: Any) -> Any:
-    """The value of a key that holds one number, text or truth value."""
-    if key in _LEAST and (type(value) is not int or value < _LEAST[key]):
-        raise WrongOption(key, f"must be a whole number of at least {_LEAST[key]}, got {value!r}")
-    if key in _TRUTHS and not isinstance(value, bool):
-        raise WrongOption(key, f"must be true or false, got {value!r}")
-    if key in _TEXTS and not isinstance(value, str):
-        raise WrongOption(key, f"must be text, got {value!r}")
-    if key == "data_dir" and not Path(value).is_dir():
-        raise WrongOption(key, f"must be a folder, got {value}")
-    if key == "table" and value not in TABLES:
-        raise UnknownName("table", value, TABLES)
-    return value
+def _check_plain(recipe: Any) -> None:
+    """Check the keys that hold one number, text or truth value."""
+    check_whole(recipe, "limit", "batch_size", least=1, optional=True)
+    check_whole(recipe, "shots", least=0, optional=True)
+    check_whole(recipe, "seed", least=0)
+    check_flag(recipe, "allow_unsandboxed", "shared")
+    check_choice(recipe, "table", TABLES)
+    if not isinstance(recipe.title, str):
+        raise WrongOption("title", f"must be text, got {recipe.title!r}")
+    if recipe.data_dir is not None and not (isinstance(recipe.data_dir, str) and Path(recipe.data_dir).is_dir()):
+        raise WrongOption("data_dir", f"must be a folder, got {recipe.data_dir}")
+    if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
+        raise WrongOption("shots", f"is given, but there are none for {', '.join(recipe.tasks)}")
+
+
+def expand(recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo) -> list[Cell]:
+    """The cells of one model, task by task, each once. A cell has no default left."""
+    choices = product(recipe.tasks, recipe.policies, recipe.settings)
+    cells = [_cell(recipe, checkpoint, model, *choice) for choice in choices]
+    return list({cell.key: cell for cell in cells}.values())
+
+
+def _cell(
+    recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo, task: str, choice: PolicyChoice, settings: dict[str, Any]
+) -> Cell:
+    column = task if task in PRESET_TASKS else None
+    policy = policies.resolve(policies.named(choice.name), model.preset, task=column, parameters=choice.parameters)
+    about = _of_task(recipe, task, model)
+    given, known = settings | choice.settings, model.recommended | about.pop("settings", {})
+    resolved = policies.resolve_settings(policy, model.preset, given, task=column, recommended=known).to_dict()
+    resolved = {name: value for name, value in resolved.items() if name not in LATER or LATER[name] != value}
+    return Cell(
+        model=checkpoint.name,
+        family=model.family,
+        policy=policies.describe(policy),
+        settings=resolved,
+        task=task,
+        seed=recipe.seed,
+        dtype=model.dtype,
+        device=model.device,
+        paper=_follows_paper(checkpoint, model, task, resolved, about),
+        **about,
+    )
+
+
+def _of_task(recipe: Recipe, task: str, model: ModelInfo) -> dict[str, Any]:
+    """The fields that depend on the task: what the recipe gives, else the task's own."""
+    given: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
+    if tiny_suite.knows(task):
+        known = tiny_suite.describe_tiny(task, model)
+    else:
+        known = describe_benchmark(task, model, None if recipe.data_dir is None else Path(recipe.data_dir))
+        given["items"] = min(recipe.limit or known["items"], known["items"])
+        given |= {"batch_size": recipe.batch_size or 1, "shots": recipe.shots}  # one by one, since speed is compared
+    return known | {key: value for key, value in given.items() if value is not None}
+
+
+def _follows_paper(
+    checkpoint: Checkpoint, model: ModelInfo, task: str, settings: dict[str, Any], about: dict[str, Any]
+) -> bool:
+    """Whether model, prompts and lengths are the paper's, and nothing else is changed."""
+    name = checkpoint.path.rstrip("/").rsplit("/", 1)[-1].lower()
+    return (
+        name in PAPER_MODELS
+        and task in PAPER_TASKS
+        and checkpoint.quantize is None
+        and all(settings.get(key, value) == value for key, value in PAPER_SETTINGS.items() if key not in PAPER_FREE)
+        and (model.dtype, about["batch_size"], about["shots"]) == ("bfloat16", 1, BENCHMARKS[task].shots)
+    )

@@ -1,16 +1,16 @@
 """Measures the cells of a recipe, one model after the other, in a folder that can be left and taken up at any moment.
 
 A complete cell is not measured again, be it of this run or of one beside it. A model whose cells are all complete is
-not even loaded. A recipe may grow in its folder: run.json lists the cells of its latest form.
+not even loaded. The folder takes any recipe: run.json lists the cells of the latest.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,16 @@ from warnings import warn
 
 from unmask import sandbox
 from unmask.evals import tiny_suite
-from unmask.evals.cell import Cell, ModelInfo
+from unmask.evals.cell import Cell, Generation, ModelInfo
 from unmask.evals.digests import changed, code_digest, records_digest, versions
-from unmask.evals.executor import WARM_UP, Executor, LocalExecutor
-from unmask.evals.expand import expand
+from unmask.evals.executor import WARM_UP, Executor, LocalExecutor, batches
 from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
-from unmask.evals.loop import measure
-from unmask.evals.recipe import Checkpoint, Recipe
-from unmask.evals.run_folder import begin_with_fewer_items, locked, note_cells, open_run, other_results, reuse, save_run
-from unmask.evals.store import CellFolder, intact
+from unmask.evals.recipe import Checkpoint, Recipe, expand
+from unmask.evals.run_folder import locked, open_run, other_results, reuse, save_run
+from unmask.evals.store import CellFolder, complete_cell
 from unmask.models.checkpoint.fingerprint import fingerprint
 
-RUN_CODE = {"humaneval", "mbpp", "list_functions"}  # tasks whose answers are programs
+RUN_CODE = {"humaneval", "mbpp", "list_functions", "code_gaps"}  # tasks whose answers are programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +45,15 @@ class Progress:
     status: str  # of the executor; empty: nothing to say
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Finished:
-    """A run that came to its end."""
+    """What came of a run."""
 
-    cells: list[CellFolder]
-    new_cells: int  # how many this call brought to their end; 0 where there was nothing left to do
-    new_items: int  # how many it decoded
-    reused: dict[str, int]  # how many cells of which other run it reused
-    changed: list[str]  # of a run with nothing left to do, what has changed since: code, questions
+    cells: list[CellFolder] = field(default_factory=list)
+    new_cells: int = 0  # how many this call brought to their end; 0 where there was nothing left to do
+    new_items: int = 0  # how many it decoded
+    reused: Counter[str] = field(default_factory=Counter)  # how many cells of which other run it reused
+    changed: list[str] = field(default_factory=list)  # of a run with nothing left to do, what has changed since
 
 
 def run(
@@ -80,8 +78,7 @@ def run(
         job = _Job(recipe, out, open_run(out, recipe, command), fresh, on_progress, say)
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
-        done = [folder for found in cells.values() for folder in found]
-        stale = [(folder.cell.model, name) for folder in done for name in job.changed(folder)]
+        stale = [(each.cell.model, name) for found in cells.values() for each in found for name in job.changed(each)]
         if stale and left:
             raise other_results(out, stale)
         for task in recipe.tasks if left else ():
@@ -94,33 +91,31 @@ def run(
             finally:
                 executor.close()  # the next model needs the memory of this one
         save_run(out, job.about)
-    return Finished(
-        cells=[folder for found in cells.values() for folder in found],
-        new_cells=job.new_cells,
-        new_items=job.new_items,
-        reused=dict(job.reused),
-        changed=sorted({name for _, name in stale}),
-    )
+    finished = job.finished
+    finished.cells = [folder for found in cells.values() for folder in found]
+    finished.changed = sorted({name for _, name in stale})
+    return finished
 
 
+@dataclass(eq=False)
 class _Job:
     """A recipe at work in its folder."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        out: Path,
-        about: dict[str, Any],
-        fresh: bool,
-        on_progress: Callable[[Progress], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self.recipe, self.out, self.about, self.fresh = recipe, out, about, fresh
-        self.on_progress, self.say = on_progress, say
-        self.data = None if recipe.data_dir is None else Path(recipe.data_dir)
-        self.questions = cache(partial(_questions, data=self.data))
-        self.new_cells = self.new_items = 0
-        self.reused: Counter[str] = Counter()
+    recipe: Recipe
+    out: Path
+    about: dict[str, Any]  # the content for run.json
+    fresh: bool
+    on_progress: Callable[[Progress], None]
+    say: Callable[[str], None]
+    finished: Finished = field(default_factory=Finished)
+
+    def __post_init__(self) -> None:
+        self.data = None if self.recipe.data_dir is None else Path(self.recipe.data_dir)
+        self.questions = cache(self._questions)
+
+    def _questions(self, task: str) -> dict[str, str]:
+        """The digest of a task's questions, for cell.json; none for a tiny task, whose questions come from code."""
+        return {} if tiny_suite.knows(task) else {"questions": records_digest(questions_of(task, self.data))}
 
     def complete_cells(self, model: Checkpoint) -> list[CellFolder]:
         """The model's cells, if run.json knows the model and every cell is complete; else none."""
@@ -129,11 +124,16 @@ class _Job:
             return []
         if (model.device or known["device"]).partition(":")[0] != known["device"]:
             return []
-        keys = [cell.key for cell in expand(self.recipe, model, ModelInfo(**known))]
-        if not all(intact(self.out / "cells" / key) for key in keys):
+        cells = expand(self.recipe, model, ModelInfo(**known))
+        found = [folder for cell in cells if (folder := complete_cell(self.out / "cells" / cell.key))]
+        if len(found) < len(cells):
             return []
-        note_cells(self.about, keys)
-        return [CellFolder(self.out / "cells" / key) for key in keys]
+        self._note(cells)
+        return found
+
+    def _note(self, cells: Sequence[Cell]) -> None:
+        """List cells in run.json, beside those that are listed."""
+        self.about["cells"] = list(dict.fromkeys([*self.about["cells"], *(cell.key for cell in cells)]))
 
     def changed(self, folder: CellFolder) -> list[str]:
         """Which of code and questions changed since a complete cell was measured.
@@ -155,14 +155,12 @@ class _Job:
         here["weights"] = fingerprint(model.path, revision=model.revision)
         folders = [self._open(cell, here) for cell in cells]
         self.about["models"][model.name] = asdict(info)
-        note_cells(self.about, [cell.key for cell in cells])
+        self._note(cells)
         save_run(self.out, self.about)
-        return [
-            folder
-            if folder.complete
-            else self._measure_cell(executor, folder, partial(self._tell, executor, model, cells, at))
-            for at, folder in enumerate(folders)
-        ]
+        for at, folder in enumerate(folders):
+            if not folder.complete:
+                self._measure_cell(executor, folder, partial(self._tell, executor, model, cells, at))
+        return folders
 
     def _tell(self, executor: Executor, model: Checkpoint, cells: list[Cell], at: int, done: int, items: int) -> None:
         """Report progress. Every model counts the same, since the cells of a model not loaded yet are unknown."""
@@ -177,7 +175,7 @@ class _Job:
             items=items,
             share=(before + share) / models,
             beside=tuple(cells),
-            reused=self.reused.total(),
+            reused=self.finished.reused.total(),
             status=executor.status,
         )
         self.on_progress(progress)
@@ -191,28 +189,50 @@ class _Job:
             raise other_results(self.out, [(cell.model, name) for name in differ])
         return folder
 
-    def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> CellFolder:
+    def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> None:
         """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""
         shared = self.recipe.shared or executor.shared
-        if not self.fresh:
-            if name := reuse(folder, shared=shared):
-                self.reused[name] += 1
-                return CellFolder(folder.folder)
-            begin_with_fewer_items(folder, shared=shared)
+        if not self.fresh and (name := reuse(folder, shared=shared)):
+            self.finished.reused[name] += 1
+            return
         if shared:
             folder.note(shared=True)
         cell, before = folder.cell, len(folder.generations)
         tiny = tiny_suite.knows(cell.task)
         task = tiny_suite.TinyTask(cell, executor) if tiny else BenchmarkTask(cell, executor, self.data)
         measure(executor, task, folder, on_item=on_item)
-        self.new_cells += 1
-        self.new_items += len(folder.generations) - before
-        return folder
+        self.finished.new_cells += 1
+        self.finished.new_items += len(folder.generations) - before
 
 
-def _questions(task: str, *, data: Path | None) -> dict[str, str]:
-    """The digest of a task's questions, for cell.json; none for a tiny task, whose questions come from code."""
-    return {} if tiny_suite.knows(task) else {"questions": records_digest(questions_of(task, data))}
+def measure(
+    executor: Executor,
+    task: tiny_suite.TinyTask | BenchmarkTask,
+    folder: CellFolder,
+    *,
+    on_item: Callable[[int, int], None] = lambda done, items: None,
+) -> None:
+    """Answer and score what the cell's folder lacks; `on_item` is called with the items done and the items in all.
+
+    Every batch is on disk before its items are scored.
+    """
+    asked = {question.id for question in task.questions}
+    policy, settings = folder.cell.decoding()
+    cut = batches(task.questions, policy=policy, settings=settings, batch_size=folder.cell.batch_size)
+    left = [batch for batch in cut if any(question.id not in folder.generations for question in batch.questions)]
+
+    def score(rows: Sequence[Generation]) -> None:
+        if rows:
+            folder.add_scores(task.score(rows))
+        on_item(len(folder.scores.keys() & asked), len(asked))
+
+    score([row for row in folder.generations.values() if row.id in asked and row.id not in folder.scores])
+    for answered in executor.map(left):
+        # A kill may have cut a batch short on disk: the items on disk stay as they are.
+        rows = [row for row in answered if row.id not in folder.generations]
+        folder.add(rows)
+        score(rows)
+    folder.finish()
 
 
 def _passes(cell: Cell) -> float:

@@ -1,17 +1,16 @@
-"""The folder of a run: its lock, run.json, which says how the run was made, and cells taken from the runs beside it.
+"""The folder of a run: its lock, run.json, which says how the run was made, and items of cells measured before.
 
 RUN/run.json   the recipe as it was resolved, versions, models, command, the keys of its cells
-RUN/cells/     see store.py
+RUN/cells/     see store.py; cells of earlier recipes stay here
 RUN/.lock      held while a process works here
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,11 @@ from unmask.errors import UnmaskError
 from unmask.evals.cell import ModelInfo
 from unmask.evals.digests import CIRCUMSTANCES, changed, versions
 from unmask.evals.recipe import Recipe
-from unmask.evals.store import CELL, DONE, CellFolder, has_items, intact, read_whole, write_whole
+from unmask.evals.store import DONE, CellFolder, complete_cell, read_whole, write_whole
 from unmask.locks import lock
 
 SCHEMA = "unmask.run/1"
 RUN, LOCK = "run.json", ".lock"
-
-# Keys of a recipe that may differ when a run is taken up again: no result depends on them.
-FREE = ("name", "title", "table", "data_dir", "allow_unsandboxed", "shared")
-LISTS = ("models", "policies", "settings", "tasks")  # these may grow, and so may the limit
 
 
 @contextmanager
@@ -54,7 +49,7 @@ def locked(out: Path) -> Generator[None]:
 
 
 def open_run(out: Path, recipe: Recipe, command: str) -> dict[str, Any]:
-    """The content for run.json: the file's, if its recipe is this very one; else that of a new or grown recipe."""
+    """The content for run.json: the file's, if it is of the same recipe; else new, with the file's models."""
     path, resolved = out / RUN, json.loads(json.dumps(asdict(recipe)))
     new = {
         "schema": SCHEMA,
@@ -67,42 +62,17 @@ def open_run(out: Path, recipe: Recipe, command: str) -> dict[str, Any]:
         "models": {},
         "cells": [],
     }
-    if not any(has_items(folder) for folder in (out / "cells").glob("*")):
-        return new
     if not path.exists():
-        raise UnmaskError(f"{out} holds cells but no run.json; choose another --out")
+        return new
     found = read_whole(path, SCHEMA)
-    _check_form(path, found)
-    before = found["resolved"]
-    if clash := [key for key in resolved if not _covers(key, before.get(key), resolved[key])]:
-        hint = "choose another --out; finished cells that are equal are reused"
-        raise UnmaskError(f"{out} holds a run with other values of {', '.join(clash)}; {hint}")
-    return found if before == resolved else new | {"models": found["models"]}
-
-
-def _check_form(path: Path, found: dict[str, Any]) -> None:
-    """Refuse a run.json that lacks what a run goes on with."""
+    if wrong := [key for key in new if type(found.get(key)) is not type(new[key])]:
+        raise UnmaskError(f"{path} is damaged, missing or wrong: {', '.join(wrong)}; choose another --out")
     try:
-        lists = [*(found["resolved"][key] for key in LISTS), found["cells"]]
         for info in found["models"].values():
             ModelInfo(**info)
-    except (KeyError, TypeError, AttributeError) as error:
+    except TypeError as error:
         raise UnmaskError(f"{path} is damaged, a field is missing or wrong: {error}; choose another --out") from error
-    if not all(isinstance(each, list) for each in lists):
-        raise UnmaskError(f"{path} is damaged, {', '.join((*LISTS, 'cells'))} must be lists; choose another --out")
-
-
-def _covers(key: str, before: Any, now: Any) -> bool:
-    """Whether everything that was asked for before is asked for now."""
-    if key in LISTS:
-        return all(item in now for item in before)
-    grown = key == "limit" and before is not None and (now is None or now >= before)
-    return before == now or key in FREE or grown
-
-
-def note_cells(about: dict[str, Any], keys: Iterable[str]) -> None:
-    """Add keys to the cells of the recipe; the folder may also hold cells from before the recipe grew."""
-    about["cells"] = list(dict.fromkeys([*about["cells"], *keys]))
+    return found if found["resolved"] == resolved else new | {"models": found["models"]}
 
 
 def save_run(out: Path, about: dict[str, Any]) -> None:
@@ -119,45 +89,33 @@ def other_results(out: Path, stale: Sequence[tuple[str, str]]) -> UnmaskError:
 
 
 def reuse(own: CellFolder, *, shared: bool) -> str | None:
-    """Copy the cell from a run beside this one that measured it in the same way; returns the name of that run."""
-    run = own.folder.resolve().parents[1]
-    for done in sorted(run.parent.glob(f"*/cells/{own.folder.name}/{DONE}")):
-        if found := _measured_alike(done.parent, own, shared=shared):
-            found.setdefault("taken_from", done.relative_to(run.parent).parts[0])
-            part = run / ".copying"
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(done.parent, part)
-            write_whole(part / CELL, found)
-            shutil.rmtree(own.folder)
-            part.rename(own.folder)  # a copy that is cut short never gets here
-            return found["taken_from"]
+    """Copy the cell from a run beside this one that measured it in the same way; returns the name of that run.
+
+    Else begin with the items of the same cell under a lower limit, if this run has one.
+    """
+    run, name = own.folder.resolve().parents[1], own.folder.name
+    beside = sorted(run.parent.glob(f"*/cells/{name}/{DONE}"))
+    # Items decoded in batches might come out differently in other batches.
+    fewer = sorted(run.glob(f"cells/{name.rpartition('-')[0]}-*/{DONE}")) if own.cell.batch_size == 1 else []
+    for done in (*beside, *fewer):
+        found = complete_cell(done.parent)
+        if found is None or not _measured_alike(found, own, shared=shared):
+            continue
+        missing = sorted(found.scores.keys() - own.scores.keys())
+        own.add([found.generations[number] for number in missing])  # also in place of one whose score is missing
+        own.add_scores({number: found.scores[number] for number in missing})
+        if found.key == own.key:
+            own.note(**{"taken_from": done.relative_to(run.parent).parts[0]} | found.about)
+            own.finish()
+            return own.about["taken_from"]
     return None
 
 
-def begin_with_fewer_items(own: CellFolder, *, shared: bool) -> None:
-    """Copy the items of the same cell under a lower limit, if they were decoded one by one.
-
-    Items decoded in batches might come out differently in other batches.
-    """
-    if own.cell.batch_size > 1 or own.generations:
-        return
-    for done in sorted(own.folder.parent.glob(f"*/{DONE}")):
-        found = _measured_alike(done.parent, own, shared=shared)
-        if found and found["cell"] == own.about["cell"] | {"items": found["cell"]["items"]}:
-            fewer = CellFolder(done.parent)
-            own.add(list(fewer.generations.values()))
-            own.add_scores(fewer.scores)
-            return
-
-
-def _measured_alike(folder: Path, own: CellFolder, *, shared: bool) -> dict[str, Any] | None:
-    """The notes of a complete cell, if it was measured as `own` would be now; None if it was not, or is damaged.
+def _measured_alike(found: CellFolder, own: CellFolder, *, shared: bool) -> bool:
+    """Whether items were measured as `own` would be now.
 
     Times of a shared device are good enough only where the device is shared here as well.
     """
-    try:
-        found = read_whole(folder / CELL, own.about["schema"])
-    except UnmaskError:
-        return None
-    differs = changed(found, own.about, CIRCUMSTANCES) or (found.get("shared") and not shared)
-    return found if not differs and intact(folder) else None
+    same = found.cell.items <= own.cell.items and replace(found.cell, items=own.cell.items) == own.cell
+    usable = shared or not found.about.get("shared")
+    return same and usable and not changed(found.about, own.about, CIRCUMSTANCES)

@@ -2,7 +2,7 @@
 
     RUN/cells/KEY/cell.json      the cell, versions, device, digests of weights, code and a benchmark's questions;
                                  whether other work shared the device (`shared`); the run that measured it, where
-                                 the folder is a copy (`taken_from`)
+                                 the items are copies (`taken_from`)
     RUN/cells/KEY/items.jsonl    a Generation a line
     RUN/cells/KEY/scores.jsonl   {"id": 3, "scores": {"correct": 1.0}} a line
     RUN/cells/KEY/done.json      how many items there are, and a digest of both files above; written when the last
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import blake2b
 from itertools import count
@@ -53,31 +54,44 @@ class CellFolder:
         A damaged folder is put aside, and `say` is told.
         """
         folder = run / "cells" / cell.key
-        if has_items(folder) and (damage := _damage(folder)):
+        try:
+            begun = _content(folder / ITEMS) or (folder / DONE).exists()
+            if begun:
+                _checked(folder)
+        except UnmaskError as damage:
             aside = next(path for n in count(1) if not (path := run / DAMAGED / f"{cell.key}-{n}").exists())
             aside.parent.mkdir(exist_ok=True)
             folder.rename(aside)
-            say(f"{damage.partition(';')[0]}; the cell was moved to {aside} and is measured again")
-        folder.mkdir(parents=True, exist_ok=True)
-        if not has_items(folder):
+            say(f"{str(damage).partition(';')[0]}; the cell was moved to {aside} and is measured again")
+            begun = False
+        if not begun:
+            folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / CELL, {"schema": SCHEMA, "cell": asdict(cell), **about})
-        for name in (ITEMS, SCORES):
-            if rest := _mend(folder / name):
-                say(f"{folder / name} ends in half a line ({rest} bytes); its item is done again")
+        for path in (folder / ITEMS, folder / SCORES):
+            if rest := len(_content(path).rpartition(b"\n")[2]):
+                os.truncate(path, path.stat().st_size - rest)
+                say(f"{path} ends in half a line ({rest} bytes); its item is done again")
         return cls(folder)
 
     @property
     def complete(self) -> bool:
-        """Whether no item is left, and nothing has changed since; a task may have fewer items than were asked for."""
-        path = self.folder / DONE
-        return path.exists() and _read(path) == _summary(self.folder)
+        """Whether no item is left, and nothing has changed since; a task may have fewer items than were asked for.
 
-    @property
-    def has_all(self) -> bool:
-        """Whether no item is left, be it by an older version, whose done.json has no digest: good for a report."""
-        path = self.folder / DONE
-        counted = {"items": len(self.generations)} if self.generations.keys() == self.scores.keys() else None
-        return path.exists() and _read(path) in (counted, _summary(self.folder))
+        Older versions wrote the number of items alone.
+        """
+        if not (self.folder / DONE).exists():
+            return False
+        done, summary = _read(self.folder / DONE), self._summary()
+        older = {"items": summary["items"]} if self.generations.keys() == self.scores.keys() else None
+        return done in (summary, older)
+
+    def _summary(self) -> dict[str, Any]:
+        """The content of done.json."""
+        digest = blake2b(digest_size=16)
+        for name in (ITEMS, SCORES):
+            content = _content(self.folder / name)
+            digest.update(len(content).to_bytes(8, "big") + content)
+        return {"items": len(self.generations.keys() & self.scores.keys()), "digest": digest.hexdigest()}
 
     def note(self, **values: Any) -> None:
         """Add to the notes on how the cell was measured."""
@@ -86,7 +100,7 @@ class CellFolder:
 
     def finish(self) -> None:
         """Note that no item is left."""
-        write_whole(self.folder / DONE, _summary(self.folder))
+        write_whole(self.folder / DONE, self._summary())
 
     def add(self, generations: Sequence[Generation]) -> None:
         """Write finished items to disk, then add them to `generations`."""
@@ -98,44 +112,22 @@ class CellFolder:
         self.scores |= scores
 
 
-def has_items(folder: Path) -> bool:
-    """Whether anything of a cell was measured there."""
-    items = folder / ITEMS
-    return (folder / DONE).exists() or (items.exists() and items.stat().st_size > 0)
+def complete_cell(folder: Path) -> CellFolder | None:
+    """The cell in a folder if it is complete; None if it is missing, unfinished or damaged."""
+    with suppress(UnmaskError):
+        found = _checked(folder)
+        return found if found.complete else None
+    return None
 
 
-def intact(folder: Path) -> bool:
-    """Whether a folder holds a complete cell; not so if it is damaged or missing."""
-    try:
-        found = CellFolder(folder)
-        return found.key == folder.name and found.complete
-    except UnmaskError:
-        return False
-
-
-def _damage(folder: Path) -> str:
-    """What is wrong with the files of a cell; empty if measuring can go on with them.
-
-    Cells of older versions have no digest. They are finished anew if no item is missing.
-    """
-    try:
-        found = CellFolder(folder)
-        fine = not (folder / DONE).exists() or found.has_all
-    except UnmaskError as error:
-        return str(error)
+def _checked(folder: Path) -> CellFolder:
+    """The cell in a folder; raises an error if its files contradict each other."""
+    found = CellFolder(folder)
     if found.key != folder.name:
-        return f"{folder} is damaged: its {CELL} describes another cell"
-    return "" if fine else f"{folder} is damaged: its items or scores are not those that {DONE} lists"
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    """The content of done.json: how many items have a score, and a digest of the files."""
-    digest, ids = blake2b(digest_size=16), list[set[int]]()
-    for path in (folder / ITEMS, folder / SCORES):
-        content = path.read_bytes() if path.exists() else b""
-        digest.update(len(content).to_bytes(8, "big") + content)
-        ids.append({row["id"] for row in _lines(path)})
-    return {"items": len(set.intersection(*ids)), "digest": digest.hexdigest()}
+        raise UnmaskError(f"{folder} is damaged: its {CELL} describes another cell")
+    if (folder / DONE).exists() and not found.complete:
+        raise UnmaskError(f"{folder} is damaged: its items or scores are not those that {DONE} lists")
+    return found
 
 
 def cells_of(run: Path) -> list[CellFolder]:
@@ -143,42 +135,35 @@ def cells_of(run: Path) -> list[CellFolder]:
     return [CellFolder(path.parent) for path in sorted((run / "cells").glob(f"*/{CELL}"))]
 
 
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
-                try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise UnmaskError(f"{path}, line {number} is damaged: {error}; remove the line") from error
+    """The whole lines of a file."""
+    for number, line in enumerate(_content(path).split(b"\n")[:-1], 1):
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnmaskError(f"{path}, line {number} is damaged: {error}; remove the line") from error
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8", errors="surrogatepass") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _mend(path: Path) -> int:
-    """Cut off a last line that has no end; returns how many bytes it had."""
-    content = path.read_bytes() if path.exists() else b""
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    return len(content) - whole
+    _write(path, "a", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def write_whole(path: Path, about: dict[str, Any]) -> None:
     """Replace a file at once: a reader never sees half of it."""
     part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(about, indent=1) + "\n")
+    _write(part, "w", json.dumps(about, indent=1) + "\n")
+    part.replace(path)
+
+
+def _write(path: Path, mode: str, text: str) -> None:
+    with path.open(mode, encoding="utf-8", errors="surrogatepass") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
 
 
 def read_whole(path: Path, schema: str) -> dict[str, Any]:

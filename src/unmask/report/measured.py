@@ -118,7 +118,7 @@ def measured(run: str, folder: CellFolder) -> Measured:
     }
     columns |= {part: np.array([item.seconds.get(part, 0.0) for item in items], float) for part in PARTS}
     columns |= {"seconds": sum(columns[part] for part in PARTS), "correct": by_name[cell.headline]}
-    complete = folder.has_all and len(ids) > 0
+    complete = folder.complete and len(ids) > 0
     return Measured(run=run, cell=cell, about=folder.about, ids=ids, complete=complete, columns=columns, scores=by_name)
 
 

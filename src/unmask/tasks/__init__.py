@@ -11,18 +11,8 @@ from unmask.tasks.list_functions import ListFunctions
 from unmask.tasks.sudoku import Sudoku
 from unmask.tasks.word_problems import WordProblems
 
-__all__ = [
-    "CodeGaps",
-    "Countdown",
-    "Item",
-    "ListFunctions",
-    "NumberGaps",
-    "Sudoku",
-    "Task",
-    "WordProblems",
-    "get",
-    "names",
-]
+__all__ = ["CodeGaps", "Countdown", "Item", "ListFunctions", "NumberGaps", "Sudoku", "Task", "WordProblems"]
+__all__ += ["get", "names"]
 
 
 def get(name: str, **params: Any) -> Task:

@@ -15,6 +15,7 @@ from unmask.errors import UnknownName
 from unmask.registry import Registry
 
 TEST_SHARE = 1 / 8
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,9 @@ class Task(Protocol):
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
         """`n` different items of one side, 'train' or 'test'; the same seed gives the same items for ever."""
-        ...
 
     def check(self, item: Item, text: str) -> bool:
         """Whether the text solves the item; any text is allowed, none raises."""
-        ...
 
     def check_many(self, items: list[Item], texts: list[str]) -> list[bool]:
         """`check` for each pair; a task may do once what the pairs share."""

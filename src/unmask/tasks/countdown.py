@@ -30,8 +30,7 @@ class _Value:
 
     number: int
     op: str = ""
-    left: _Value | None = None
-    right: _Value | None = None
+    operands: tuple[_Value, ...] = ()
 
 
 @tasks.register("countdown")
@@ -100,7 +99,7 @@ def _combine(values: list[_Value], rng: random.Random) -> _Value | None:
         if not ops:
             return None
         op = rng.choice(ops)
-        values.append(_Value(results[op], op, first, second))
+        values.append(_Value(results[op], op, (first, second)))
     return values[0]
 
 
@@ -116,10 +115,8 @@ def _write(value: _Value, steps: list[str], rng: random.Random) -> None:
         for number in (*(term.number for term in added[1:]), *(-term.number for term in taken)):
             steps.append(f"{total}{number:+d}={total + number}")
             total += number
-    elif value.left is not None and value.right is not None:
-        left, right = value.left, value.right
-        if value.op == "*":
-            left, right = rng.sample((left, right), 2)
+    elif value.op:
+        left, right = rng.sample(value.operands, 2) if value.op == "*" else value.operands
         _write(left, steps, rng)
         _write(right, steps, rng)
         steps.append(f"{left.number}{value.op}{right.number}={value.number}")
@@ -127,9 +124,7 @@ def _write(value: _Value, steps: list[str], rng: random.Random) -> None:
 
 def _terms(value: _Value) -> tuple[list[_Value], list[_Value]]:
     """The terms of a tree of sums and differences: the added ones and the subtracted ones."""
-    if value.op not in ("+", "-") or value.left is None or value.right is None:
+    if value.op not in ("+", "-"):
         return [value], []
-    (added, taken), (right, opposite) = _terms(value.left), _terms(value.right)
-    if value.op == "-":
-        right, opposite = opposite, right
-    return added + right, taken + opposite
+    (added, taken), (right, opposite) = map(_terms, value.operands)
+    return (added + opposite, taken + right) if value.op == "-" else (added + right, taken + opposite)

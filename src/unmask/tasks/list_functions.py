@@ -18,14 +18,13 @@ from types import CodeType
 from typing import Any, ClassVar
 
 from unmask import sandbox
-from unmask.tasks.base import Item, Task, draw_items, tasks
+from unmask.tasks.base import NUMBERS, Item, Task, draw_items, tasks
 from unmask.tasks.primitives import PRIMITIVES, Primitive
 
 PROMPT = "Function: "
 TESTS = 10
 SPELLED = 0.25  # how often a small number is written as a word
 
-_NUMBERS = "two three four five six seven eight nine".split()
 _LETTERS = "aeioubcdlmnprst"
 _INTRODUCTIONS = {
     "ints": ("given a list of integers,", "take a list of numbers and", "for a list of integers:"),
@@ -89,7 +88,7 @@ def _fill(primitive: Primitive, rng: random.Random) -> tuple[str, str]:
     """One wording and the expression of a primitive, with the same number and letters in both."""
     number = rng.choice(primitive.numbers)
     c, d = rng.sample(_LETTERS, 2)
-    spelled = _NUMBERS[number - 2] if number <= 9 and rng.random() < SPELLED else str(number)
+    spelled = NUMBERS[number] if number <= 9 and rng.random() < SPELLED else str(number)
     asked, code = rng.choice(primitive.asked), primitive.code
     for slot, told, written in (("{k}", spelled, str(number)), ("{c}", c, c), ("{d}", d, d)):
         asked, code = asked.replace(slot, told), code.replace(slot, written)

@@ -7,14 +7,7 @@ Every expression is total: it has a value for every input of its type, the empty
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-
-from unmask.errors import UnmaskError
-
-_TYPES = re.compile(r"(ints|text|words) -> (ints|text|words|number|truth):")
-_OPERATION = re.compile(r"  (\S[^|]+) \| ([^|=]+(?: \| [^|=]+)+?)(?: \| k=([0-9]+)\.\.([0-9]+))?")
-_SLOT = re.compile(r"\{.*?\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,31 +17,23 @@ class Primitive:
     source: str  # what it takes: ints, text or words
     target: str  # what it gives: one of these, a number or a truth value
     code: str
-    asked: tuple[str, ...]
+    asked: list[str]
     numbers: range  # the values of {k}
 
 
-def parse(text: str) -> tuple[Primitive, ...]:
-    """The operations of a text in the notation; a line in any other form is an error."""
+def parse(text: str) -> list[Primitive]:
+    """The operations of a text in the notation."""
     found: list[Primitive] = []
     source = target = ""
     for line in filter(None, text.splitlines()):
-        if types := _TYPES.fullmatch(line):
-            source, target = types.groups()
+        if not line.startswith("  "):
+            source, target = line.removesuffix(":").split(" -> ")
             continue
-        match = _OPERATION.fullmatch(line)
-        if match is None or not source:
-            raise UnmaskError(f"an operation must be '  code | wording | wording' under its types, got {line!r}")
-        code, asked, numbers = match[1], tuple(match[2].split(" | ")), range(int(match[3] or 2), int(match[4] or 5) + 1)
-        slots = set(_SLOT.findall(code))
-        if slots - {"{k}", "{c}", "{d}"} or any(set(_SLOT.findall(wording)) != slots for wording in asked):
-            raise UnmaskError(
-                f"the code and each wording must have the same slots of {{k}}, {{c}}, {{d}}, got {line!r}"
-            )
-        if not numbers or (match[3] and "{k}" not in slots):
-            raise UnmaskError(f"a range must belong to a {{k}} and hold a number, got {line!r}")
+        code, *asked = line.strip().split(" | ")
+        low, high = asked.pop().removeprefix("k=").split("..") if asked[-1].startswith("k=") else (2, 5)
+        numbers = range(int(low), int(high) + 1)
         found.append(Primitive(source=source, target=target, code=code, asked=asked, numbers=numbers))
-    return tuple(found)
+    return found
 
 
 PRIMITIVES = parse("""

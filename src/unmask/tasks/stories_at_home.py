@@ -1,8 +1,6 @@
-"""Stories for `word_problems` from home, school and free time. `story.py` explains the notation."""
+"""Stories for `word_problems` from home, school and free time. `word_problems.py` explains the notation."""
 
-from unmask.tasks.story import parse
-
-STORIES = parse("""
+STORIES = """
 bags: a=2..12, b=3..15, c=2..20
   {A} buys {a} bags with {b} {goods} in each. | There are {b} {goods} in a bag, and {A} buys {a} bags.
   {he} gives {c} of them to {B}. | then {B} gets {c} {goods} from {him}.
@@ -137,4 +135,4 @@ ladder: a=3..12, b=8..20, c=2..8
   {A} climbs to the top, goes back down {c} stairs and rests. | {A} goes up all the way and then {c} stairs down again.
   ? On which stair does {he} stand? | How many stairs above the ground is {he} now?
   > the tower has {p=a*b} stairs. > {he} stands on stair {r=p-c}.
-""")
+"""

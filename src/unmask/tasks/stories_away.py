@@ -1,8 +1,6 @@
-"""Stories for `word_problems` from shops, roads, buildings and teams. `story.py` explains the notation."""
+"""Stories for `word_problems` from shops, roads, buildings and teams. `word_problems.py` explains the notation."""
 
-from unmask.tasks.story import parse
-
-STORIES = parse("""
+STORIES = """
 shopping: a=2..12, p=2..15, b=2..9, q=3..20
   {A} buys {a} {goods} for ${p} each. | {A} pays ${p} for each of {a} {goods}.
   {he} also buys {b} {other} for ${q} each. | {b} {other} at ${q} each are on {his} list too.
@@ -172,4 +170,4 @@ bakery: a=3..9, b=6..20, c=2..8, d=5..15, e=5..40, p=2..5
   ? How many dollars come in? | How much is earned, in dollars?
   > the first trays hold {u=a*b}. > the others hold {v=c*d}. > together {w=u+v}. > {x=w-e} are sold.
   > they bring {r=x*p} dollars.
-""")
+"""

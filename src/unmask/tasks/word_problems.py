@@ -1,9 +1,20 @@
 """Word problems: two to six steps of arithmetic told in everyday English.
 
 Prompt: `Problem: ` and the story with its question. Answer: the worked steps, one short sentence with one equation
-each, then `#### ` and the number, which alone is checked. Stories live in `stories_*.py`; here they get names, objects,
-numbers, one of several wordings for each sentence, and sometimes a sentence that has nothing to do with the question.
-The split is by story and numbers, so the same calculation in other words stays on its side.
+each, then `#### ` and the number, which alone is checked. A story gets names, objects, numbers, one of several wordings
+for each sentence, and sometimes a sentence that has nothing to do with the question. The split is by story and numbers,
+so the same calculation in other words stays on its side. Stories live in `stories_*.py`, in this notation:
+
+    rope: k=2..9, l=3..25, c=5..60 by 5, n=k*l, a=n+c
+      from a rope of {a} meters {A} uses {c}. | {A} has {a} meters of rope and cuts off {c}.
+      the rest is cut into pieces of {l} meters. | {he} cuts the rest into pieces {l} meters long.
+      ? How many pieces are there? | How many pieces does {he} get?
+      > {p=a-c} meters are left. > that makes {r=p/l} pieces.
+
+First come the name and the numbers: a range to draw from, or a formula over names before it, computed from left to
+right. Then each sentence has a line with its wordings; `? ` marks the question, and each `> ` a worked step with one
+equation. A line that begins with `| ` continues the line above. Slots: {A} and {B} are people, {he} {his} {him} stand
+for A, {goods} {other} {food} {fruit} are things, and the rest are numbers. A step has no number beside its equation.
 """
 
 from __future__ import annotations
@@ -14,18 +25,73 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unmask.tasks import stories_at_home, stories_away
-from unmask.tasks.base import Item, Task, draw_items, tasks
-from unmask.tasks.story import DISTRACTIONS, FOOD, FRUIT, GOODS, PEOPLE, PRONOUNS, Story
+from unmask.tasks.base import NUMBERS, Item, Task, draw_items, tasks
 
 PROMPT = "Problem: "
-STORIES = (*stories_at_home.STORIES, *stories_away.STORIES)
 LARGEST_RESULT = 9999
 DISTRACTED, SPELLED = 0.3, 0.25  # how often a distraction is told, and a small number written as a word
 
-_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+PRONOUNS = {"f": {"he": "she", "his": "her", "him": "her"}, "m": {"he": "he", "his": "his", "him": "him"}}
+PEOPLE = [
+    *((name, "f") for name in "Anna Bella Clara Dina Elena Fatima Grace Hana Ines Julia Kira Lena Maya Nora".split()),
+    *((name, "m") for name in "Adam Boris Carlos David Emil Felix George Hugo Ivan Jonas Kofi Liam Marco Noah".split()),
+]
+FRUIT = "apples pears plums lemons cherries figs limes peaches".split()
+FOOD = "muffins cookies buns pies rolls waffles scones pretzels".split()
+GOODS = (
+    "candles books pens pencils stickers cards stamps coins marbles buttons beads shells stones balls kites puzzles "
+    "magnets cups plates spoons jars bottles boxes bricks tiles nails seeds roses"
+).split()
+DISTRACTIONS = (
+    "{B} is {odd} years old. | The shop opened {odd} years ago. | It takes {odd} minutes to walk there. | "
+    "Yesterday {B} saw {odd} birds in the park. | {B} already owns {odd} {other}. | The bus was {odd} minutes late. | "
+    "There are {odd} {other} on the table. | {A} lives at number {odd}. | {B} paid ${odd} for a pair of shoes. | "
+    "There is a photo of it on page {odd} of the paper."
+).split(" | ")
+_EQUATION = re.compile(r"\{([a-z])=(.+?)\}")
 _SLOT = re.compile(r"(\$?)\{(\w+)\}(%?)")
 _NAME = re.compile(r"[a-z]")
 _FINAL = re.compile(r"####\s*\$?\s*(-?[0-9][0-9,]{0,15})(?:\.0{1,9})?(?!\.?[0-9])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One template."""
+
+    name: str
+    numbers: dict[str, range | str]
+    told: list[list[str]]  # the wordings of each sentence
+    asked: list[str]  # the wordings of the question
+    steps: list[tuple[str, str, str]]  # a result's name, its formula, and its sentence with `{}` for the equation
+
+
+def parse(text: str) -> list[Story]:
+    """The stories of a text in the notation."""
+    return [_story(block) for block in re.split(r"\n+(?=\S)", text.strip().replace("\n  | ", " | "))]
+
+
+def _story(block: str) -> Story:
+    head, *lines = block.split("\n  ")
+    name, numbers = head.split(": ")
+    steps = " ".join(line for line in lines if line.startswith("> "))[2:].split(" > ")
+    return Story(
+        name=name,
+        numbers={entry[0]: _range_or_formula(entry[2:]) for entry in numbers.split(", ")},
+        told=[line.split(" | ") for line in lines if line[0] not in "?>"],
+        asked=next(line[2:].split(" | ") for line in lines if line.startswith("? ")),
+        steps=[(*_EQUATION.findall(step)[0], _EQUATION.sub("{}", step)) for step in steps],
+    )
+
+
+def _range_or_formula(text: str) -> range | str:
+    low, dots, rest = text.partition("..")
+    if not dots:
+        return text
+    high, _, step = rest.partition(" by ")
+    return range(int(low), int(high) + 1, int(step or 1))
+
+
+STORIES = parse(stories_at_home.STORIES + stories_away.STORIES)
 
 
 @tasks.register("word_problems")
@@ -66,7 +132,7 @@ def _tell(rng: random.Random) -> tuple[str, Item]:
         for name, formula, text in story.steps
     ]
     result = values[story.steps[-1][0]]
-    numbers = ",".join(str(values[name]) for name, _ in story.numbers)
+    numbers = ",".join(str(values[name]) for name in story.numbers)
     item = Item(prompt=PROMPT + " ".join(told), answer="\n".join([*steps, f"#### {result}"]), kind=story.name)
     return f"{story.name}:{numbers}", item
 
@@ -74,7 +140,8 @@ def _tell(rng: random.Random) -> tuple[str, Item]:
 def _draw_numbers(story: Story, rng: random.Random) -> dict[str, int] | None:
     """A value for every number of the story and every step, or None if one is not a positive whole number."""
     values: dict[str, int] = {}
-    for name, rule in story.rules():
+    rules = {**story.numbers, **{name: formula for name, formula, _ in story.steps}}
+    for name, rule in rules.items():
         value = _value_of(_with_values(rule, values)) if isinstance(rule, str) else rng.choice(rule)
         if not 0 < value <= LARGEST_RESULT:
             return None
@@ -107,7 +174,7 @@ def _number(currency: str, name: str, percent: str, values: dict[str, int], rng:
     """A number in digits or, if it is small, sometimes in words; money and percentages are always digits."""
     value = values[name]
     if not currency and not percent and value <= 12 and rng.random() < SPELLED:
-        return "a dozen" if value == 12 and rng.random() < 0.5 else _WORDS[value]
+        return "a dozen" if value == 12 and rng.random() < 0.5 else NUMBERS[value]
     return f"{currency}{value:,}{percent}"
 
 

@@ -1,17 +1,11 @@
-"""Renders chat templates in a process of its own, which a template can exhaust without harm; chat_template.py asks it.
+"""The program that renders chat templates, in a worker process; chat_template.py asks it.
 
-A script that imports nothing of ours. It reads an order a line and answers in a line of JSON: the text, or what was
-wrong. A template runs in jinja2's immutable sandbox and sees the messages and the names of the special tokens. The
-process ends when a template takes too long, and a template that wants more memory than MEMORY fails.
+A template runs in jinja2's immutable sandbox and sees the messages and the names of the special tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import json
-import signal
-import sys
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -21,8 +15,6 @@ from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-MEMORY = 2**30  # bytes of address space
 
 
 class _TransparentGeneration(Extension):
@@ -78,31 +70,3 @@ _FUNCTIONS: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error)[:1000].split()) or type(error).__name__
-
-
-def _end_after(seconds: float) -> None:
-    """End this process when so many seconds have passed; 0 takes it back."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)  # a signal that is not handled ends a process
-    elif seconds:  # Windows
-        faulthandler.dump_traceback_later(seconds, exit=True)
-    else:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def main() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):  # systems without such a limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    for line in sys.stdin.buffer:
-        order = json.loads(line)
-        _end_after(order["seconds"])
-        answered = json.dumps(answer(order)).encode()
-        _end_after(0)
-        sys.stdout.buffer.write(answered + b"\n")
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,38 @@
+"""The program that compares formulas, in a worker process; answers.py asks it.
+
+math-verify's own time limits are signal handlers, which do not end a computation inside C; they are off.
+"""
+
+from __future__ import annotations
+
+import re
+
+import sympy
+from latex2sympy2_extended import latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import parse, verify
+
+
+def answer(request: tuple[str, str, str]) -> bool:
+    """`equivalent`: are two formulas equal? `verified`: does the second text reach the answer of the first?"""
+    question, first, second = request
+    try:
+        return bool({"equivalent": _equivalent, "verified": _verified}[question](first, second))
+    except Exception:  # what cannot be read is not equal
+        return False
+
+
+def _equivalent(first: str, second: str) -> bool:
+    # As in sympy's own reader, which lm-eval uses: X is not x, and 2\frac{1}{2} is a product.
+    reading = ConversionConfig(lowercase_symbols=False)
+    products = (re.sub(r"(\d)\s*(?=\\[dt]?frac)", r"\1\\cdot ", text) for text in (first, second))
+    left, right = (latex2sympy(text, conversion_config=reading) for text in products)
+    if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
+        return False
+    return sympy.simplify(left - right) == 0
+
+
+def _verified(solution: str, text: str) -> bool:
+    # None is allowed, whatever the annotation says.
+    gold, found = (parse(words, parsing_timeout=None) for words in (solution, text))  # ty: ignore[invalid-argument-type]
+    return verify(gold, found, timeout_seconds=None)
