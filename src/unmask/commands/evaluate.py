@@ -46,7 +46,10 @@ def evaluate(
     if listed:
         from unmask.evals.packaged import listing
 
-        screen.show_names(listing(), as_json=as_json)
+        if as_json:
+            print("\n".join(json.dumps(row, ensure_ascii=False) for row in listing()))
+        else:
+            screen.show_names([(row["kind"], row["name"], row["about"]) for row in listing()], kinds=True)
         return
     from unmask.evals.run import run as measure
 
@@ -82,7 +85,7 @@ def _show_cells(cells: list[Measured], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        screen.show_tables([cells_table("Measured", SUMMARY, cells)], keep_columns=True)
+        screen.show_tables([cells_table("Measured", SUMMARY, cells)])
 
 
 def report(
