@@ -12,7 +12,7 @@ from synthetic_runs import cell_of, describe, write
 from unmask import screen
 from unmask.cli import run
 from unmask.report import plots, report
-from unmask.report.runs import read_runs
+from unmask.report.measured import read_runs
 from unmask.report.statistics import Estimate
 from unmask.report.table import Column, Table, csv_text, escape, latex, markdown
 
