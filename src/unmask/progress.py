@@ -124,7 +124,7 @@ def _left(done: float, share: float, seconds: float) -> str:
 
 def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
     """Key -> the cell's label in the table at the end."""
-    from unmask.report.labels import labels
+    from unmask.report.compare import labels
     from unmask.report.measured import Measured
 
     return {each.cell.key: label for each, label in labels([Measured(run="", cell=cell) for cell in cells]).items()}

@@ -22,7 +22,7 @@ from unmask.evals.run import Progress, run
 from unmask.evals.store import CellFolder, cells_of
 from unmask.evals.tiny_suite import find, items_of, names
 from unmask.report.build import report
-from unmask.report.runs import read_runs
+from unmask.report.measured import read_runs
 
 VALUES: dict[str, Any] = {
     "model": "toy",

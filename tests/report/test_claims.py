@@ -3,8 +3,9 @@
 import pytest
 from synthetic_runs import cell_of, rows_of, write
 
-from unmask.report.claims import CLAIMS, FAILS, HOLDS, OPEN, SLOWLY, UNKNOWN, checks, claims_tables
-from unmask.report.runs import read_runs
+from unmask.report import report
+from unmask.report.measured import read_runs
+from unmask.report.paper import CLAIMS, FAILS, HOLDS, OPEN, SLOWLY, UNKNOWN, checks, claims_table
 
 FALLS, RISES, TWICE, NONE, UNIFORM, ONE_SHOT, BASELINE, LENGTH, BLOCKS = CLAIMS
 
@@ -44,7 +45,7 @@ def test_a_difference_within_chance_is_undecided_and_is_shown(tmp_path):
     found = check(tmp_path, FALLS)
     assert found.verdict == OPEN
     assert found.differences["τ = 0.8 → τ = 0.9"].value == pytest.approx(1 / 40)
-    (row,) = rows_of(claims_tables([found])[0])
+    (row,) = rows_of(claims_table([found]))
     assert row["place"].text == "tiny, sudoku, block 32"
     assert row["verdict"].text == OPEN
     assert row["against"].text.startswith("τ = 0.8 → τ = 0.9: 0.03 [−")
@@ -125,7 +126,7 @@ def test_the_table_has_a_row_for_each_place_with_what_speaks_against_the_claim(t
     for task, passes in (("sudoku", 12), ("countdown-3", 9)):
         for threshold, mean in ((0.8, 10), (0.9, passes)):
             write_all(tmp_path, {"x": mean}, x={"task": task, "threshold": threshold})
-    (table,) = claims_tables(checks(read_runs([tmp_path])[0].cells))
+    table = claims_table(checks(read_runs([tmp_path])[0].cells))
     rows = {row["place"].text: row for row in rows_of(table) if row["claim"].text == FALLS}
     sudoku, countdown = rows["tiny, sudoku, block 32"], rows["tiny, countdown-3, block 32"]
     assert sudoku["verdict"].text == HOLDS
@@ -138,12 +139,13 @@ def test_what_was_not_run_is_not_measured(tmp_path):
     write(tmp_path, cell_of("threshold", threshold=0.9), passes=9.0, right=0.9)
     found = checks(read_runs([tmp_path])[0].cells)
     assert [one.verdict for one in found] == [UNKNOWN] * len(CLAIMS)
-    assert claims_tables(found) == []
+    assert claims_table(found).rows == []
+    assert not [table for table in report([tmp_path]).tables if table.name == "claims"]
 
 
 def test_claims_that_were_not_measured_are_counted_not_listed(tmp_path):
     write(tmp_path, cell_of("entropy"), passes=[128] * 40, right=0.9)
-    (table,) = claims_tables(checks(read_runs([tmp_path])[0].cells))
+    table = claims_table(checks(read_runs([tmp_path])[0].cells))
     assert [row["claim"].text for row in rows_of(table)] == [LENGTH]
     assert f"{len(CLAIMS) - 1} of the paper's {len(CLAIMS)} claims were not measured" in table.notes[-1]
 

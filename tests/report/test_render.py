@@ -12,7 +12,7 @@ from synthetic_runs import cell_of, describe, write
 from unmask import screen
 from unmask.cli import run
 from unmask.report import plots, report
-from unmask.report.runs import read_runs
+from unmask.report.measured import read_runs
 from unmask.report.statistics import Estimate
 from unmask.report.table import Column, Table, csv_text, escape, latex, markdown
 
@@ -125,14 +125,14 @@ class Screen(io.StringIO):
         return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue())
 
 
-def shown(monkeypatch, tables, width, **options):
+def shown(monkeypatch, tables, width):
     """What a terminal of that width gets."""
     window = Screen()
     with monkeypatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm")
         patch.setattr(sys, "stdout", window)
-        screen.show_tables(tables, **options)
+        screen.show_tables(tables)
     return window
 
 
@@ -144,29 +144,19 @@ def test_a_narrow_terminal_folds_words_and_breaks_no_number(monkeypatch):
     assert "\x1b[1m82.0" in window.getvalue()
 
 
-def test_a_column_without_room_is_named(monkeypatch):
+def test_columns_without_room_go_on_below_beside_the_names_of_the_rows(monkeypatch):
     plain = shown(monkeypatch, [TABLE], 40).plain
-    assert "82.0 [78.4, 85.1]" in plain
-    assert "4.90×" not in plain
-    assert "No room here for: speed-up, NFE." in plain
+    for part in ("82.0 [78.4, 85.1]", "4.90×", "11.2"):
+        assert plain.count(part) == 1
+    assert plain.count("mean_field") == 2
     assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40
 
 
-def test_intervals_make_room_for_columns_where_these_matter_more(monkeypatch):
-    plain = shown(monkeypatch, [TABLE], 44, keep_columns=True).plain
-    for part in ("82.0", "4.90×", "11.2"):
-        assert part in plain
-    assert "[78.4, 85.1]" not in plain
-    assert "No room here for: intervals." in plain
-    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 44
-
-
-def test_a_narrow_terminal_names_in_the_title_what_all_rows_share(monkeypatch):
-    columns = [Column("model", "model"), Column("task", "task"), *COLUMNS]
-    rows = [row | {"model": "tiny", "task": "sudoku"} for row in TABLE.rows]
-    plain = shown(monkeypatch, [replace(TABLE, columns=columns, rows=rows, title="t")], 50).plain
-    assert plain.startswith("tiny, sudoku: t\n")
-    assert "11.2" in plain
+def test_as_many_columns_are_repeated_as_tell_the_rows_apart(monkeypatch):
+    columns = [Column("prompt", "prompt", 0), Column("cache", "cache"), *COLUMNS[1:]]
+    rows = [row | {"prompt": 12, "cache": cache} for row, cache in zip(ROWS, ("dual", "none"), strict=True)]
+    plain = shown(monkeypatch, [replace(TABLE, columns=columns, rows=rows)], 40).plain
+    assert plain.count("dual") == plain.count("none") == plain.count("prompt") == 2
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -179,9 +169,8 @@ def test_an_ablation_fits_the_screen_without_breaking_a_figure(tmp_path, monkeyp
     lines = shown(monkeypatch, tables, width).plain.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     assert any(re.search(r"\d\.\d \[\d+\.\d, \d+\.\d\]", line) for line in lines)
-    said = [line for line in lines if line.startswith("No room here for:") and "won : lost" in line]
-    assert bool(said) == (width < 200)
-    assert any(re.search(r"\d : \d", line) for line in lines) == (width == 200)
+    assert sum(bool(re.search(r"\d : \d", line)) for line in lines) == 4
+    assert sum("one-shot" in line for line in lines) == (1 if width == 200 else 2)
 
 
 def test_words_in_a_pipe_are_folded_before_a_line_gets_too_long(capsys):

@@ -8,6 +8,8 @@ from synthetic_runs import aup_of, cell_of, describe, rows_of, write
 
 from unmask import screen
 from unmask.report import report
+from unmask.report.measured import read_runs
+from unmask.report.studies import summary_table
 
 
 def table_of(made, start):
@@ -204,6 +206,17 @@ def test_a_note_that_many_tables_have_is_said_once_on_the_page(tmp_path):
     assert "details.csv" in names
     assert "details.tex" not in names
     assert json.loads((tmp_path / "out" / "report.json").read_text())["tables"]
+
+
+def test_the_summary_of_an_evaluation_names_in_its_title_what_all_cells_share(tmp_path):
+    for task in ("sudoku", "countdown-3"):
+        write(tmp_path, cell_of(task=task), passes=8.0, right=0.9)
+    (run,) = read_runs([tmp_path])
+    alone, both = summary_table(run.cells[:1]), summary_table(run.cells)
+    assert alone.title.startswith("tiny, sudoku: 40 items, ")
+    assert keys(alone) == ["label", "accuracy", "passes"]
+    assert both.title.startswith("tiny: 40 items, ")
+    assert keys(both) == ["task", "label", "accuracy", "passes"]
 
 
 def test_a_table_without_a_row_has_every_form(tmp_path, capsys):

@@ -16,7 +16,6 @@ from unmask.field_flags import with_flags
 
 if TYPE_CHECKING:
     from unmask.evals.store import CellFolder
-    from unmask.report.measured import Measured
 
 
 @with_flags(flags.Backend, "Cluster")
@@ -46,7 +45,10 @@ def evaluate(
     if listed:
         from unmask.evals.packaged import listing
 
-        screen.show_names(listing(), as_json=as_json)
+        if as_json:
+            print("\n".join(json.dumps(row, ensure_ascii=False) for row in listing()))
+        else:
+            screen.show_names([(row["kind"], row["name"], row["about"]) for row in listing()], kinds=True)
         return
     from unmask.evals.run import run as measure
 
@@ -60,7 +62,7 @@ def evaluate(
         again = "the same command without --fresh" if fresh else "the same command"
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
     terminal.note_finished(finished, folder)
-    _show_cells(_measured(finished.cells), as_json=as_json)
+    _show_cells(finished.cells, as_json=as_json)
 
 
 def _command_line() -> str:
@@ -68,21 +70,16 @@ def _command_line() -> str:
     return shlex.join(["unmask", *sys.argv[1:]])
 
 
-def _measured(cells: list[CellFolder]) -> list[Measured]:
-    """The numbers of finished cells."""
-    from unmask.report.measured import measured as measure
+def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
+    from unmask.report.measured import measured
+    from unmask.report.studies import summary_table
+    from unmask.report.tables import cell_record
 
-    return [measure(found.folder.parent.parent.name, found) for found in cells]
-
-
-def _show_cells(cells: list[Measured], *, as_json: bool) -> None:
-    from unmask.report.studies import cells_table
-    from unmask.report.tables import SUMMARY, cell_record
-
+    cells = [measured(found.folder.parent.parent.name, found) for found in finished]
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        screen.show_tables([cells_table("Measured", SUMMARY, cells)], keep_columns=True)
+        screen.show_tables([summary_table(cells)])
 
 
 def report(

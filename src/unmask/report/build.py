@@ -10,13 +10,11 @@ from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
 from unmask.report import plots
-from unmask.report.claims import Check, checks, claims_tables
-from unmask.report.compare import without_copies
-from unmask.report.measured import Measured
-from unmask.report.runs import Run, read_runs, runs_table
-from unmask.report.studies import STUDIES, cells_table, tables_of
-from unmask.report.table import Table, csv_text, latex, markdown, plain
-from unmask.report.tables import DETAILS, cell_record
+from unmask.report.measured import Measured, Run, read_runs
+from unmask.report.paper import Check, checks, claims_table
+from unmask.report.studies import STUDIES, details_table, tables_of
+from unmask.report.table import Column, Row, Table, csv_text, latex, markdown, plain
+from unmask.report.tables import cell_record
 
 SCHEMA = "unmask.report/1"
 TEXTS = {"markdown": markdown, "csv": csv_text, "latex": latex}
@@ -38,20 +36,15 @@ class Report:
         """All tables as one text: 'markdown', 'csv' (a table a paragraph), 'latex' or 'json'."""
         if form == "json":
             return json.dumps(self.to_dict(), ensure_ascii=False) + "\n"
-        if form not in TEXTS:
-            raise UnknownName("format of a report", form, (*TEXTS, "json"))
-        return "\n".join((f"# {t.name}\n" if form == "csv" else "") + TEXTS[form](t) for t in self._all)
-
-    @property
-    def _all(self) -> list[Table]:
-        return [*self.tables, self.details]
+        every = [*self.tables, self.details]
+        return "\n".join((f"# {table.name}\n" if form == "csv" else "") + TEXTS[form](table) for table in every)
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, unrounded."""
         return {
             "schema": SCHEMA,
             "runs": [{"name": run.name, "table": run.table, "title": run.title} for run in self.runs],
-            "tables": [table.to_dict() for table in self._all],
+            "tables": [table.to_dict() for table in [*self.tables, self.details]],
             "checks": [asdict(check) for check in self.checks],
             "cells": [cell_record(cell, run.cells) | {"table": run.table} for run in self.runs for cell in run.cells],
         }
@@ -77,17 +70,42 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
         if set(formats) & set(plots.FILES):
             plots.check_installed()
     found = read_runs([Path(path) for path in runs])
-    cells = {kind: [cell for run in found if run.table == kind for cell in run.cells] for kind in STUDIES}
-    cells = {kind: of_kind for kind, of_kind in cells.items() if of_kind}
     every = [cell for run in found for cell in run.cells]
-    claims = checks(every)
+    cells = {kind: [cell for run in found if run.table == kind for cell in run.cells] for kind in STUDIES}
     tables = [table for kind, of_kind in cells.items() for table in tables_of(kind, of_kind)]
-    tables += [*claims_tables(claims), runs_table(found)]
-    details = cells_table("Details", DETAILS, without_copies(every))
-    made = Report(runs=found, tables=tables, details=details, checks=claims, files=[])
+    claims = checks(every)
+    tables += [table for table in (claims_table(claims), runs_table(found)) if table.rows]
+    made = Report(runs=found, tables=tables, details=details_table(every), checks=claims, files=[])
     if out is not None:
         _write(made, cells, Path(out), formats)
     return made
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """Where the numbers come from. A device or versions that all runs share stand once, below."""
+    rows = [_run_row(run) for run in runs]
+    common = [key for key in ("device", "versions") if len({row[key] for row in rows}) == 1]
+    columns = [Column(key, key) for key in rows[0] if key not in common and any(row[key] for row in rows)]
+    notes = [f"{key.capitalize()}: {rows[0][key]}." for key in common]
+    return Table(name="runs", title="Runs", columns=columns, rows=rows, notes=notes)
+
+
+def _run_row(run: Run) -> Row:
+    taken = [cell.about["taken_from"] for cell in run.cells if "taken_from" in cell.about]
+    unfinished = sum(not cell.complete for cell in run.cells)
+    remarks = ["device shared with other work"] if not all(cell.timed for cell in run.cells) else []
+    remarks += [f"{len(taken)} of them measured in {', '.join(sorted(set(taken)))}"] if taken else []
+    remarks += [f"{unfinished} not finished"] if unfinished else []
+    versions = {name: text for cell in run.cells for name, text in cell.about.get("versions", {}).items()}
+    return {
+        "run": run.name,
+        "title": run.title,
+        "cells": len(run.cells),
+        "remarks": "; ".join(remarks),
+        "device": ", ".join(dict.fromkeys(cell.device for cell in run.cells)),
+        "versions": ", ".join(f"{name} {text}" for name, text in versions.items()),
+        "command": run.command,
+    }
 
 
 def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: Sequence[str]) -> None:
@@ -95,11 +113,12 @@ def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: S
         raise UnmaskError(f"cannot write a report to {out}: it is a file")
     drawn = [form for form in formats if form in plots.FILES]
     for kind in plots.FIGURES if drawn else ():
-        made.files.extend(plots.draw(kind, cells.get(kind, []), out / "figures", drawn))
+        made.files.extend(plots.draw(kind, cells[kind], out / "figures", drawn))
     if not made.files and set(formats) == set(drawn):
-        kinds = f"(table: {', '.join(cells)}); finished cells of these have figures: {', '.join(plots.FIGURES)}"
-        raise UnmaskError(f"no figure of these runs {kinds}")
-    texts = {f"tables/{table.name}.csv": csv_text(table) for table in made._all if "csv" in formats}
+        kinds = ", ".join(dict.fromkeys(run.table for run in made.runs))
+        having = f"finished cells of these have figures: {', '.join(plots.FIGURES)}"
+        raise UnmaskError(f"no figure of these runs (table: {kinds}); {having}")
+    texts = {f"tables/{table.name}.csv": csv_text(table) for table in [*made.tables, made.details] if "csv" in formats}
     texts |= {f"tables/{table.name}.tex": latex(table) for table in made.tables if "latex" in formats}
     if "markdown" in formats:
         texts["details.md"] = markdown(made.details)

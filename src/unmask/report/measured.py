@@ -1,20 +1,22 @@
-"""A cell's result as numbers: rates and ratios of sums with their intervals, over the items of one cell or of several.
+"""Run folders, as `unmask eval` writes them, as numbers: rates and ratios of sums of each cell, with their intervals.
 
 TPS is a ratio of sums, all tokens over all seconds, as the public wrappers print it; never a mean of ratios.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from unmask.errors import UnmaskError
-from unmask.evals.cell import Cell
-from unmask.evals.store import CellFolder
+from unmask.errors import UnknownName, UnmaskError
+from unmask.evals.cell import TABLES, Cell
+from unmask.evals.store import CellFolder, cells_of
 from unmask.report import statistics
 from unmask.report.statistics import Estimate
 
@@ -22,6 +24,10 @@ COUNTS = ("reference", "answer")  # the two ways to count tokens
 PARTS = ("model", "policy", "rest")  # of an item's seconds
 FIELDS = {"passes": "passes", "reference": "tokens_reference", "answer": "tokens_answer", "truncated": "truncated"}
 SUMMED = ("passes", "reference", "answer", "correct", "seconds")
+# The order of rows: one token a pass, then policies by age, mean-field last as in the paper. Others follow by name.
+POLICIES = ("entropy", "fixed", "margin", "random", "threshold", "factor", "eb")
+POLICIES += ("klass", "local_leap", "dawn", "dapd", "wino", "mean_field")
+TASKS = ("gsm8k", "math", "math500", "humaneval", "mbpp", "sudoku", "word_problems", "countdown", "list_functions")
 
 Sums = dict[str, Any]  # name -> the sum over all items as measured, then the sum of each resample
 
@@ -82,8 +88,10 @@ class Measured:
     def accuracy(self, score: str | None = None) -> Estimate | None:
         """The mean score in percent: a Wilson interval where every score is right or wrong, else by resampling."""
         scores = self.scores[score or self.cell.headline]
-        if not self.done or not np.isin(scores, (0.0, 1.0)).all():
-            return statistics.estimate(100 * statistics.sums(scores[:, None])[:, 0] / self.done) if self.done else None
+        if not self.done:
+            return None
+        if not np.isin(scores, (0.0, 1.0)).all():
+            return statistics.estimate(100 * statistics.sums(scores[:, None])[:, 0] / self.done)
         low, high = statistics.wilson(int(scores.sum()), self.done)
         return Estimate(value=float(100 * scores.mean()), interval=(100 * low, 100 * high))
 
@@ -114,7 +122,7 @@ def measured(run: str, folder: CellFolder) -> Measured:
         raise UnmaskError(f"{folder.folder} has items without the score {cell.headline!r} that its table shows")
     by_name = {name: np.array([scores[number][name] for number in ids], float) for name in names}
     columns: dict[str, Any] = {
-        n: np.array([getattr(item, field) for item in items], float) for n, field in FIELDS.items()
+        name: np.array([getattr(item, of_item) for item in items], float) for name, of_item in FIELDS.items()
     }
     columns |= {part: np.array([item.seconds.get(part, 0.0) for item in items], float) for part in PARTS}
     columns |= {"seconds": sum(columns[part] for part in PARTS), "correct": by_name[cell.headline]}
@@ -129,8 +137,14 @@ def common_items(cells: Sequence[Measured]) -> tuple[int, ...]:
 
 def common_sums(cells: Sequence[Measured]) -> list[Sums]:
     """The sums of each cell over the items that all have finished, drawn alike. Empty where they share no item."""
-    ids = common_items(cells)
+    ids = common_items(cells) if cells else ()
     return [_sums(cell, ids) for cell in cells] if ids else []
+
+
+@lru_cache(maxsize=1024)
+def _sums(cell: Measured, ids: tuple[int, ...]) -> Sums:
+    table = np.column_stack([cell.of_items(name, ids) for name in SUMMED])
+    return dict(zip(SUMMED, statistics.sums(table).T, strict=True)) | {"items": float(len(table))}
 
 
 def estimate_of(statistic: Callable[..., Any], *cells: Measured, of_time: bool = False) -> Estimate | None:
@@ -144,14 +158,58 @@ def estimate_of(statistic: Callable[..., Any], *cells: Measured, of_time: bool =
     return Estimate(value=found.value) if found and of_time and not cells[0].own_time else found
 
 
-def value_of(cell: Measured, knob: str) -> float | int:
-    """The value of a parameter of the policy or of the settings. A block is at most as long as the answer."""
-    if knob == "block_size":
-        return min(cell.cell.settings["block_size"], cell.cell.settings["max_tokens"])
-    return cell.cell.policy[knob] if knob in cell.cell.policy else cell.cell.settings[knob]
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """A run folder: which table it is for, and its cells."""
+
+    name: str
+    table: str
+    title: str | None
+    command: str
+    cells: list[Measured]
 
 
-@lru_cache(maxsize=1024)
-def _sums(cell: Measured, ids: tuple[int, ...]) -> Sums:
-    table = np.column_stack([cell.of_items(name, ids) for name in SUMMED])
-    return dict(zip(SUMMED, statistics.sums(table).T, strict=True)) | {"items": float(len(table))}
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs at these paths, each once, in the order given. A folder of runs stands for the runs in it."""
+    folders = list(dict.fromkeys(folder for path in paths for folder in _run_folders(path.resolve())))
+    names = [folder.name for folder in folders]
+    # Runs with the same name have that of their parent folder in front.
+    runs = [_read(f, f"{f.parent.name}/{f.name}" if names.count(f.name) > 1 else f.name) for f in folders]
+    if not any(cell.done for run in runs for cell in run.cells):
+        raise UnmaskError(f"no finished items yet in {', '.join(str(folder) for folder in folders)}")
+    return runs
+
+
+def _run_folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise UnmaskError(f"no run at {path}: not a folder")
+    inside = [path] if (path / "cells").is_dir() else sorted(cells.parent for cells in path.glob("*/cells/"))
+    if not inside:
+        raise UnmaskError(f"{path} is not a run: it has no folder 'cells', as `unmask eval --out {path.name}` makes it")
+    return inside
+
+
+def _read(folder: Path, name: str) -> Run:
+    path = folder / "run.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        # A recipe that grew in its folder leaves the cells of a smaller one behind.
+        wanted = about.get("cells")
+        cells = [measured(name, found) for found in cells_of(folder) if not wanted or found.folder.name in wanted]
+    except UnmaskError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UnmaskError(f"cannot read the run {folder}: {error}") from error
+    table, command = about.get("table") or "main", str(about.get("command") or "")
+    if table not in TABLES:
+        raise UnknownName(f"table in {path}", str(table), TABLES)
+    return Run(name=name, table=table, title=about.get("title"), command=command, cells=sorted(cells, key=_order))
+
+
+def _order(cell: Measured) -> tuple[Any, ...]:
+    asked = cell.cell
+    rank = POLICIES.index(cell.policy) if cell.policy in POLICIES else len(POLICIES)
+    task = next((at for at, name in enumerate(TASKS) if asked.task.startswith(name)), len(TASKS))
+    values = [*asked.policy.values(), asked.settings.get("block_size")]
+    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    return asked.model, task, asked.task, rank, cell.policy, numbers

@@ -41,9 +41,7 @@ class Estimate:
 
 
 def wilson(successes: float | int, n: int) -> tuple[float, float]:
-    """The interval of a rate, as fractions of one. Without items, the rate may be anything."""
-    if n == 0:
-        return 0.0, 1.0
+    """The interval of a rate, as fractions of one."""
     rate, scale = successes / n, 1 + Z**2 / n
     middle = (rate + Z**2 / (2 * n)) / scale
     half = Z * math.sqrt(rate * (1 - rate) / n + Z**2 / (4 * n**2)) / scale
@@ -106,19 +104,17 @@ def aup(speed: Any, accuracy: Any, best: Any) -> tuple[Any, Any]:
     """
     # Of two equally slow points the better one is the slowest: the result must not depend on their order.
     order = np.lexsort((-accuracy, speed), axis=-1)
-    speed, accuracy = np.take_along_axis(speed, order, -1), np.take_along_axis(accuracy, order, -1)
+    slowest = np.take_along_axis(accuracy, order[:, :1], -1)
     # Half a billionth of a point forgives the rounding of a loss of exactly five.
-    kept = accuracy >= accuracy[:, :1] - AUP_TOLERANCE - 5e-10
+    kept = accuracy >= slowest - AUP_TOLERANCE - 5e-10
     share = np.divide(accuracy, best[:, None], out=np.ones_like(accuracy), where=best[:, None] > 0)
     height = accuracy * np.minimum(np.exp(-AUP_STEEPNESS * (1 - share)), 1.0)
-    first = speed[:, :1] * accuracy[:, :1]
     # A point that does not count repeats the one before it, and so adds a strip without width.
-    place = np.maximum.accumulate(np.where(kept, np.arange(speed.shape[1]), 0), -1)
-    speed, height = np.take_along_axis(speed, place, -1), np.take_along_axis(height, place, -1)
+    counting = np.where(np.take_along_axis(kept, order, -1), np.arange(order.shape[1]), 0)
+    order = np.take_along_axis(order, np.maximum.accumulate(counting, -1), -1)
+    speed, height = np.take_along_axis(speed, order, -1), np.take_along_axis(height, order, -1)
     strips = 0.5 * np.diff(speed) * (height[:, 1:] + height[:, :-1])
-    as_given = np.zeros_like(kept)
-    np.put_along_axis(as_given, order, kept, -1)
-    return np.concatenate([first, strips], -1).sum(-1), as_given
+    return np.concatenate([speed[:, :1] * slowest, strips], -1).sum(-1), kept
 
 
 @lru_cache(maxsize=2)

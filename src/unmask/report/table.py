@@ -61,18 +61,15 @@ class Table:
 
     def shown(self) -> list[list[Shown]]:
         """Every row as it is printed. Equal values of a column are the best together, and none is if all are equal."""
-        fair, best = self.fair or [False] * len(self.rows), {}
+        rows: list[list[Shown]] = [[] for _ in self.rows]
         for column in self.columns:
-            known = {number_of(row.get(column.key)) for row, ok in zip(self.rows, fair, strict=True) if ok} - {None}
-            if column.wanted and len(known) > 1:
-                best[column.key] = max(known) if column.wanted == "high" else min(known)
-
-        def shown(row: Row, column: Column, ok: bool) -> Shown:
-            value = row.get(column.key)
-            is_best = ok and column.key in best and number_of(value) == best[column.key]
-            return Shown(*printed(value, column), is_best)
-
-        return [[shown(row, c, ok) for c in self.columns] for row, ok in zip(self.rows, fair, strict=True)]
+            values = [row.get(column.key) for row in self.rows]
+            fair = {number_of(value) for value, ok in zip(values, self.fair, strict=False) if ok} - {None}
+            best = (max if column.wanted == "high" else min)(fair) if column.wanted and len(fair) > 1 else None
+            for at, (row, value) in enumerate(zip(rows, values, strict=True)):
+                is_best = best is not None and self.fair[at] and number_of(value) == best
+                row.append(printed(value, column)._replace(best=is_best))
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{column.key: as_data(row.get(column.key)) for column in self.columns} for row in self.rows]
@@ -97,18 +94,18 @@ def as_data(value: Value) -> Any:
     return None if value == "" else value
 
 
-def printed(value: Value, column: Column) -> tuple[str, str]:
+def printed(value: Value, column: Column) -> Shown:
     """A rounded value and its interval. An estimate has about four digits: more would be noise."""
     decimals = column.decimals or 0
     if value is None or isinstance(value, str):
-        return value or NOTHING, ""
+        return Shown(value or NOTHING)
     if isinstance(value, Estimate):
         size = abs(value.value)
         decimals = min(decimals, 2 if size < 100 else 1 if size < 1000 else 0)
         ends = ", ".join(_rounded(end, decimals) for end in interval_of(value) or ())
-        return column.form.format(_rounded(value.value, decimals)), ends and f"[{ends}]"
+        return Shown(column.form.format(_rounded(value.value, decimals)), ends and f"[{ends}]")
     least = 10**-decimals
-    return f"< {least:g}" if 0 < value < least else column.form.format(_rounded(value, decimals)), ""
+    return Shown(f"< {least:g}" if 0 < value < least else column.form.format(_rounded(value, decimals)))
 
 
 def _rounded(number: float | int, decimals: int) -> str:
@@ -131,19 +128,15 @@ def markdown(table: Table) -> str:
 
 def csv_text(table: Table) -> str:
     """Unrounded numbers; an interval is two more columns. A header line, no title."""
-    lines: list[dict[str, Any]] = []
-    for row in table.rows:
-        lines.append({})
-        for key in (column.key for column in table.columns):
-            lines[-1][key] = number_of(row.get(key))
-            if ends := interval_of(row.get(key)):
-                lines[-1] |= {f"{key}_low": ends[0], f"{key}_high": ends[1]}
-    keys = [column.key + end for column in table.columns for end in ("", "_low", "_high")]
+    columns: dict[str, Sequence[Any]] = {}
+    for key in (column.key for column in table.columns):
+        values = [row.get(key) for row in table.rows]
+        ends = [interval_of(value) for value in values]
+        columns[key] = [number_of(value) for value in values]
+        if any(ends):
+            columns[f"{key}_low"], columns[f"{key}_high"] = zip(*(pair or ("", "") for pair in ends), strict=True)
     out = io.StringIO()
-    used = {column.key for column in table.columns}.union(*lines)
-    writer = csv.DictWriter(out, [key for key in keys if key in used], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    csv.writer(out, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
     return out.getvalue()
 
 

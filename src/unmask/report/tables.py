@@ -7,35 +7,37 @@ Where other work shared the device there are no speeds: such a table shows how m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 
-from unmask.report.compare import baseline_of, paired, questions, speedup
-from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of, value_of
-from unmask.report.paper import Printed
+from unmask.report.compare import Cells, baseline_of, paired, questions, speedup, value_of
+from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of
 from unmask.report.statistics import Estimate, holm
 from unmask.report.table import Column, Row, Table
 
 COARSE = 100  # a table with fewer items is marked as coarse, and marks no best value
 QUANTIZED = ("int8", "fp8")  # formats of weights
 SCORE = "accuracy_of_"  # begins the key of a score that is not the headline
+# Settings, each with the words of a title. A table has a column for those in which its rows differ.
+SETTINGS = {
+    Column("items", "items", 0): "{} items",
+    Column("shots", "shots", 0): "{}-shot",
+    Column("template", "template"): "{} template",
+    Column("max_tokens", "tokens", 0): "{} tokens",
+    Column("block_size", "block", 0): "block {}",
+    Column("device", "device"): "{}",
+    Column("dtype", "dtype"): "{}",
+    Column("batch_size", "batch", 0): "batch {}",
+}
+WEIGHTS = Column("weights", "weights")
 COLUMNS = (
-    Column("run", "run"),
-    Column("model", "model"),
-    Column("task", "task"),
+    *(Column(key, key) for key in ("run", "model", "task")),
     Column("label", "policy"),
-    Column("weights", "weights"),
-    Column("items", "items", 0),
-    Column("shots", "shots", 0),
-    Column("template", "template"),
-    Column("max_tokens", "tokens", 0),
-    Column("block_size", "block", 0),
-    Column("device", "device"),
-    Column("dtype", "dtype"),
-    Column("batch_size", "batch", 0),
+    WEIGHTS,
+    *SETTINGS,
     Column("aup", "AUP"),
     Column("accuracy", "accuracy %", 1, wanted="high"),
     Column("paper_accuracy", "paper", 2),
@@ -61,17 +63,6 @@ COLUMNS = (
     Column("truncated", "truncated", 0),
     Column("parameters", "parameters"),
 )
-# A setting has a column where the rows differ in it; else the title names it.
-SETTINGS = {
-    "items": "{} items",
-    "shots": "{}-shot",
-    "template": "{} template",
-    "max_tokens": "{} tokens",
-    "block_size": "block {}",
-    "device": "{}",
-    "dtype": "{}",
-    "batch_size": "batch {}",
-}
 # The columns of each kind of table, beside the settings. A column without values is not shown.
 RESULTS = {"label", "aup", "accuracy", SCORE, "paper_accuracy", "passes", "paper_passes", "fewer_passes", "speedup"}
 RESULTS |= {"tokens_per_second", "paper_tokens_per_second", "paper_speedup", "printed_speedup", "won_lost", "p"}
@@ -100,6 +91,8 @@ NOTES = {
     "p": "Won : lost: items that only this row, or only the baseline, solves; p: exact two-sided McNemar test, not "
     "corrected for the number of rows.",
 }
+FEW = f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells."
+UNTIMED = "A table without TPS and seconds: other work shared the device while its rows were measured."
 MIXED = "Rows differ in device, dtype or batch size: their TPS are not comparable with each other."
 NO_BASELINE = "No baseline (entropy or fixed, one token a pass) on the same items: no paired test."
 DUELS = (
@@ -110,13 +103,12 @@ DUELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """The subject of a row: a cell, its baseline, and what the paper prints for it."""
+    """The subject of a row: a cell, its baseline, and values that neither has, such as the paper's."""
 
     cell: Measured
     label: str = ""
     baseline: Measured | None = None
-    paper: Printed | None = None
-    left_out: bool = False  # of the area under its curve
+    more: Row = field(default_factory=dict)
 
 
 Sections = list[list[Line]]  # the lines of a table; a rule is drawn between sections
@@ -126,24 +118,24 @@ def results_table(name: str, title: str, keys: set[str], sections: Sections, bas
     """The cells beside their baselines; `baseline` says what these are, if not one token a pass."""
     lines = list(chain.from_iterable(sections))
     cells, rows = [line.cell for line in lines], [numbers(line) for line in lines]
-    shared = {key for key in (*SETTINGS, "weights") if len({row[key] for row in rows}) == 1}
-    wanted = (keys | set(SETTINGS)) - shared
+    shared = {c.key for c in (WEIGHTS, *SETTINGS) if len({row[c.key] for row in rows}) == 1}
+    said = [(text, rows[0][c.key]) for c, text in SETTINGS.items() if c.key in shared]
+    words = [text.format(value) for text, value in said if value not in (None, "none")]
+    words = [text.removesuffix("s") if text in ("1 items", "1 tokens") else text for text in words]
+    wanted = (keys | {c.key for c in SETTINGS}) - shared
     if "passes" in keys and all(row["speedup"] for row in rows):
         wanted.discard("fewer_passes")  # the speed-up says it
     columns = [c for column in COLUMNS if column.key in wanted for c in _columns(column, rows)]
-    if mixed := len({cell.speed_key for cell in cells}) > 1:
+    if len({cell.speed_key for cell in cells}) > 1:
         columns = [replace(c, wanted="") if c.key in ("tokens_per_second", "speedup") else c for c in columns]
-    said = {key: value for key, value in rows[0].items() if key in shared and value not in (None, "none")}
-    common = [text.format(said[key]) for key, text in SETTINGS.items() if key in said]
-    common = [text.removesuffix("s") if text in ("1 items", "1 tokens") else text for text in common]
     coarse = "accuracy" in keys and max(cell.cell.items or cell.done for cell in cells) < COARSE
     alike = len({questions(cell) for cell in cells}) == 1
     return Table(
         name=name,
-        title=": ".join(part for part in (title, ", ".join(common)) if part) + " (coarse)" * coarse,
+        title=": ".join(part for part in (title, ", ".join(words)) if part) + " (coarse)" * coarse,
         columns=columns,
         rows=rows,
-        notes=_notes(keys, {column.key for column in columns}, lines, baseline, coarse=coarse, mixed=mixed),
+        notes=[FEW] * coarse + _notes(keys, {column.key for column in columns}, lines, baseline),
         sections=list(accumulate(len(section) for section in sections if section))[:-1],
         fair=[alike and may_be_best(cell) for cell in cells],
     )
@@ -157,25 +149,22 @@ def _columns(column: Column, rows: Sequence[Row]) -> list[Column]:
     return [replace(column, key=key, title=f"{key.removeprefix(SCORE)} %") for key in keys]
 
 
-def _notes(
-    keys: set[str], shown: set[str], lines: Sequence[Line], baseline: str | None, *, coarse: bool, mixed: bool
-) -> list[str]:
+def _notes(keys: set[str], shown: set[str], lines: Sequence[Line], baseline: str | None) -> list[str]:
     """What a reader of the table must know."""
     cells = [line.cell for line in lines]
+    mixed = len({cell.speed_key for cell in cells}) > 1 and any("second" in key for key in shown)
     untimed = [line.label for line in lines if any("second" in key for key in keys) and not line.cell.timed]
+    named = ", ".join(untimed) if len(untimed) < 10 else f"{len(untimed)} rows"
     policies = " or ".join(sorted({line.baseline.policy for line in lines if line.baseline}))
     headlines = " or ".join(sorted({cell.cell.headline for cell in cells}))
     truncated = sum(int(cell.columns["truncated"].sum()) for cell in cells)
-    named = ", ".join(untimed) if len(untimed) < 10 else f"{len(untimed)} rows"
-    some, every = 0 < len(untimed) < len(lines), len(untimed) == len(lines)
     notes = [
-        (coarse, f"Coarse: fewer than {COARSE} items a row. The intervals say how little that tells."),
         (True, INTERVALS),
         (not all(cell.complete for cell in cells), "A row that is not finished is never marked as the best."),
         *((key in shown, note) for key, note in NOTES.items()),
-        (every, "A table without TPS and seconds: other work shared the device while its rows were measured."),
-        (some, f"No TPS, no seconds for {named}: other work shared the device meanwhile."),
-        (mixed and any("second" in key for key in shown), MIXED),
+        (len(untimed) == len(lines), UNTIMED),
+        (0 < len(untimed) < len(lines), f"No TPS, no seconds for {named}: other work shared the device meanwhile."),
+        (mixed, MIXED),
         (policies, f"Baseline: {baseline or f'{policies}, one token a pass'}."),
         (not policies and keys & {"p", "speedup"}, NO_BASELINE),
         (any(SCORE in key for key in shown), f"Accuracy is {headlines}; other readings follow."),
@@ -191,21 +180,18 @@ def may_be_best(cell: Measured) -> bool:
 
 def numbers(line: Line) -> Row:
     """Every number of a cell by its key: its own, against its baseline, and the paper's. A table shows some of them."""
-    cell, asked, other, paper = line.cell, line.cell.cell, line.baseline, line.paper
-    parameters = asked.policy | {key: asked.settings.get(key) for key in ("max_tokens", "block_size")}
-    shown = [f"{key}={value}" for key, value in parameters.items() if key != "name" and value is not None]
+    cell, asked, other = line.cell, line.cell.cell, line.baseline
+    parameters = {key: value for key, value in asked.policy.items() if key != "name" and value is not None}
+    parameters |= {key: asked.settings[key] for key in ("max_tokens", "block_size")}
     row: Row = {key: getattr(cell, key) for key in ("run", "model", "items", "device")}
     row |= {key: getattr(asked, key) for key in ("task", "shots", "template", "dtype", "batch_size")}
+    row |= {key: value_of(cell, key) for key in ("max_tokens", "block_size", "cache")}
     row |= {
         "label": line.label,
         "weights": weights_of(cell) or asked.dtype,
-        "max_tokens": asked.settings["max_tokens"],
-        "block_size": value_of(cell, "block_size"),
-        "cache": str(asked.settings.get("cache", "none")),
-        "early_stop": "on" if asked.settings.get("early_stop") else "off",
-        "parameters": ", ".join(shown),
+        "early_stop": "on" if value_of(cell, "early_stop") else "off",
+        "parameters": ", ".join(f"{key}={value}" for key, value in parameters.items()),
         "truncated": int(cell.columns["truncated"].sum()),
-        "aup": "left out" if line.left_out else "",
         "accuracy": cell.accuracy(),
         "passes": cell.passes(),
         "answer": float(cell.columns["answer"].mean()) if cell.done else None,
@@ -223,25 +209,7 @@ def numbers(line: Line) -> Row:
         row["fewer_passes"] = estimate_of(lambda ours, theirs: theirs["passes"] / ours["passes"], cell, other)
     if test := paired(cell, other):
         row |= {"won_lost": f"{test.only_first} : {test.only_second}", "p": test.p}
-    if paper:
-        row |= {"paper_accuracy": paper.accuracy, "paper_passes": paper.passes}
-    if paper and cell.timed and cell.own_time:
-        row |= {"paper_tokens_per_second": paper.tokens_per_second, "paper_speedup": paper.speedup}
-        row["printed_speedup"] = paper.printed_speedup
-    return row
-
-
-def cell_record(cell: Measured, pool: Sequence[Measured]) -> dict[str, Any]:
-    """A cell and its numbers as plain data; the baseline is looked for in the pool."""
-    baseline = baseline_of(cell, pool)
-    found = numbers(Line(cell=cell, baseline=baseline))
-    record: dict[str, Any] = {k: v.to_dict() if isinstance(v, Estimate) else v for k, v in found.items()}
-    record |= {"cell": cell.cell.to_dict(), "done": cell.done, "complete": cell.complete, "shared": not cell.timed}
-    record["accuracy"] = {name: (one := cell.accuracy(name)) and one.to_dict() for name in cell.scores}
-    record["seconds"] = {part: float(cell.columns[part].sum()) for part in PARTS} if cell.timed else None
-    test = paired(cell, baseline)
-    record["paired"] = test and {"only_this": test.only_first, "only_baseline": test.only_second, "p": test.p}
-    return record | {"baseline": baseline and baseline.cell.key, "device_name": cell.about.get("device_name")}
+    return row | line.more
 
 
 def _milliseconds(cell: Measured, part: str) -> Estimate:
@@ -256,19 +224,31 @@ def weights_of(cell: Measured) -> str | None:
     return found if found in QUANTIZED else None
 
 
+def cell_record(cell: Measured, pool: Cells) -> dict[str, Any]:
+    """A cell and its numbers as plain data; the baseline is looked for in the pool."""
+    baseline = baseline_of(cell, pool)
+    found, test = numbers(Line(cell=cell, baseline=baseline)), paired(cell, baseline)
+    record: dict[str, Any] = {k: v.to_dict() if isinstance(v, Estimate) else v for k, v in found.items()}
+    record |= {"cell": cell.cell.to_dict(), "done": cell.done, "complete": cell.complete, "shared": not cell.timed}
+    record["accuracy"] = {name: (one := cell.accuracy(name)) and one.to_dict() for name in cell.scores}
+    record["seconds"] = {part: float(cell.columns[part].sum()) for part in PARTS} if cell.timed else None
+    record["paired"] = test and {"only_this": test.only_first, "only_baseline": test.only_second, "p": test.p}
+    return record | {"baseline": baseline and baseline.cell.key, "device_name": cell.about.get("device_name")}
+
+
 def duels(name: str, title: str, lines: Sequence[Line]) -> list[Table]:
     """Mean-field against every other finished row, on the same items, where it has exactly one row itself."""
     done = [line for line in lines if line.cell.complete]
     own = [line for line in done if line.cell.policy == "mean_field"]
     others = [line for line in done if len(own) == 1 and line not in own]
     tests = [(line, test) for line in others if (test := paired(own[0].cell, line.cell))]
-    rows = []
-    for (line, test), p in zip(tests, holm([test.p for _, test in tests]), strict=True):
+    rows: list[Row] = []
+    for (line, test), corrected in zip(tests, holm([test.p for _, test in tests]), strict=True):
         pair = own[0].cell, line.cell
-        row: Row = {"label": line.label, "won_lost": f"{test.only_first} : {test.only_second}", "p": test.p}
-        row["accuracy_difference"] = estimate_of(lambda a, b: 100 * (a["correct"] - b["correct"]) / a["items"], *pair)
-        row["passes_ratio"] = estimate_of(lambda a, b: a["passes"] / b["passes"], *pair)
-        rows.append(row | {"p_corrected": p})
+        points = estimate_of(lambda a, b: 100 * (a["correct"] - b["correct"]) / a["items"], *pair)
+        rows.append({"label": line.label, "accuracy_difference": points, "p": test.p, "p_corrected": corrected})
+        rows[-1]["won_lost"] = f"{test.only_first} : {test.only_second}"
+        rows[-1]["passes_ratio"] = estimate_of(lambda a, b: a["passes"] / b["passes"], *pair)
     if not rows:
         return []
     columns = [Column("label", f"{own[0].label} against"), Column("accuracy_difference", "accuracy, points", 1)]
