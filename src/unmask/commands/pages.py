@@ -10,8 +10,7 @@ import typer
 
 from unmask import flags, terminal
 from unmask.field_flags import with_flags
-from unmask.serve.config import ServerConfig
-from unmask.serve.keys import with_keys
+from unmask.serve.config import ServerConfig, with_keys
 from unmask.settings import Settings
 
 

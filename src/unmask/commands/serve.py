@@ -13,9 +13,8 @@ from unmask.commands.generate import open_model
 from unmask.config_file import with_config_file
 from unmask.errors import Interrupted
 from unmask.field_flags import with_flags
-from unmask.serve.config import ServerConfig
+from unmask.serve.config import ServerConfig, with_keys
 from unmask.serve.ending import holding_sigterm, stoppable
-from unmask.serve.keys import with_keys
 from unmask.settings import Settings
 
 
@@ -66,13 +65,13 @@ def batch(
     on_ray = backend.on_ray("batch")
 
     def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
-        from unmask.batch import complete, remote
+        from unmask.batch.complete import complete, complete_on
 
         options: dict[str, Any] = {"settings": settings, "rows": batch_size, "name": served_model_name}
         if on_ray:
-            return remote.complete_on(backend, chosen.open, lines, count=count, **options)
+            return complete_on(backend, chosen.open, lines, count=count, **options)
         llm, policy = chosen.open()
-        return complete.complete(llm, lines, policy=policy, **options)
+        return complete(llm, lines, policy=policy, **options)
 
     try:
         with progress.batch() as on_progress, backend.quiet():

@@ -68,10 +68,11 @@ class Cluster:
         self.replicas = config.replicas or max(1, room)
         self.share = {"num_cpus": cpus, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD"}
 
-    def has(self) -> str:
-        """The resources of the cluster, for an error line."""
-        there = self.ray.cluster_resources()
-        return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+    def needs(self) -> str:
+        """What a replica takes, and what there is, for an error line."""
+        there, cpus = self.ray.cluster_resources(), self.share["num_cpus"]
+        has = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+        return f"each needs {cpus:g} CPUs and {self.gpus:g} GPUs, the cluster has {has}"
 
     @property
     def lost(self) -> bool:

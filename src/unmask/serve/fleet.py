@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from unmask.engine.generator import Generator
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import UnmaskError, WorkFailed, counted
 from unmask.policies import Policy
 from unmask.remote.cluster import Cluster, last_line, quiet
 from unmask.remote.config import ClusterConfig
@@ -156,14 +156,13 @@ class Fleet:
             if state.status == "RUNNING" and found is not None and found.ready == self.cluster.replicas:
                 break
             self._pause(TICK_S / 4)
-        how_many = "1 replica" if found.ready == 1 else f"{found.ready} replicas"
-        self.say(f"serving {found.name} at http://{_in_url(self.config.host)}:{self.config.port}, {how_many}")
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        self.say(f"serving {found.name} at http://{host}:{self.config.port}, {counted(found.ready, 'replica')}")
 
     def _check_placed(self, found: Overview, waited_s: float) -> None:
         if waited_s > PLACED_S and found.placed < (wanted := self.cluster.replicas):
-            share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
-            room = f"each needs {share}, the cluster has {self.cluster.has()}"
-            raise WorkFailed(f"{found.placed} of {wanted} replicas found room: {room}; give a smaller --replicas")
+            placed = f"{found.placed} of {wanted} replicas found room"
+            raise WorkFailed(f"{placed}: {self.cluster.needs()}; give a smaller --replicas")
 
     def _watch(self) -> None:
         """Wait for a signal; raise if the cluster or all replicas are lost."""
@@ -232,10 +231,6 @@ def _with_port(config: ServerConfig, cluster: ClusterConfig) -> ServerConfig:
     if config.port == 0:
         raise UnmaskError("--port 0 cannot find a free port on another machine; give --port a number with --address")
     return config
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:

@@ -47,7 +47,7 @@ class Replica:
 
     def _load(self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings) -> Served:
         llm, policy = load()
-        served = Served.of(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
+        served = Served(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
         served.start(lambda _: None)
         return served
 
@@ -59,8 +59,8 @@ class Replica:
         worker, limit_s = self._loaded.worker, self._loaded.config.watchdog_s
         if not worker.alive:
             raise RuntimeError("the model can no longer be run: its device may be lost")
-        if limit_s and worker.stalled_s() > limit_s:
-            raise RuntimeError(f"no pass was finished for {limit_s:g} s, though there is work")
+        if limit_s and (stuck := worker.stuck(limit_s)) is not None:
+            raise RuntimeError(stuck)
 
     async def _metrics(self) -> bytes:
         others = await self.board.families.remote()

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from unmask.engine.generator import Generator
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import UnmaskError, WorkFailed, counted
 from unmask.policies import Policy
 from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
@@ -68,7 +68,7 @@ def url_of(bound: socket.socket) -> str:
 
 def farewell(left: int, grace_s: float) -> str:
     """The line that says how many requests are under way when a server is told to stop."""
-    whose = "1 request has" if left == 1 else f"{left} requests have"
+    whose = f"{counted(left, 'request')} {'has' if left == 1 else 'have'}"
     return f"{whose} {grace_s:g} s to be finished; a second signal drops what is left"
 
 
@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
         on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
         self.say, self.on_ready = say, on_ready
-        self.served = Served.of(llm, config, policy=policy, settings=settings, on_broken=self.stop)
+        self.served = Served(llm, config, policy=policy, settings=settings, on_broken=self.stop)
         self.worker = self.served.worker
         self.stopping: asyncio.AbstractEventLoop | None = None  # the event loop, while the server stops
         self.hurried = False
@@ -133,9 +133,8 @@ class Server(uvicorn.Server):
         if self.last is not None and time.monotonic() > self.last:
             return f"a thread is still at work {REST_S:g} s after the time for requests; the process ends without it"
         limit_s = self.served.config.watchdog_s
-        if limit_s and self.worker.stalled_s() > limit_s:
-            return f"no pass was finished for {limit_s:g} s, though there is work; the process ends"
-        return None
+        stuck = self.worker.stuck(limit_s) if limit_s else None
+        return None if stuck is None else f"{stuck}; the process ends"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
