@@ -1,7 +1,6 @@
 """What replicas of a server tell each other and the command, without a cluster."""
 
 from unmask.errors import UnmaskError
-from unmask.remote.replicas import Failure
 from unmask.serve.board import STALE_S, Board, Report
 from unmask.serve.metrics import Merged, Metrics
 
@@ -29,7 +28,7 @@ def test_a_replica_counts_until_it_is_silent_for_too_long():
 def test_a_replica_that_failed_is_not_there():
     board = Board()
     board.report("a", Report())
-    failure = Failure(UnmaskError("no such folder"))
+    failure = UnmaskError("no such folder")
     board.fail("a", failure)
     found = board.overview()
     assert (found.placed, found.failures) == (0, (failure,))

@@ -14,7 +14,7 @@ from typing import Any
 from unmask.engine.generator import Generator
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.policies import Policy
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import ClusterConfig
 from unmask.remote.replicas import Pool
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, failed, wrong

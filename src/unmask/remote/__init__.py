@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import ClusterConfig
 
 if TYPE_CHECKING:
     from unmask.remote.generator import RemoteGenerator

@@ -10,7 +10,7 @@ from unmask.evals.cell import Generation
 from unmask.evals.executor import Batch, LocalExecutor
 from unmask.evals.recipe import Checkpoint
 from unmask.policies import Policy
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import ClusterConfig
 from unmask.remote.replicas import Pool
 from unmask.settings import Settings
 

@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Any
 
 from unmask.errors import OutOfMemory, UnmaskError, WorkFailed, one_line
-from unmask.remote.cluster import Cluster, last_line
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import Cluster, ClusterConfig, last_line
 
 TICK_S = 2.0  # between two looks at the cluster while nothing happens
 PLACED_TICKS = 30  # looks without any replica placed, before the pool gives up
@@ -24,19 +23,13 @@ PARTS = 8  # at least so many parts a replica, so that replicas end at about the
 MOST_BATCHES = 8  # in a part
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error of the work as an answer: Ray would wrap an exception in its own."""
-
-    error: UnmaskError
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        if isinstance(error, MemoryError):
-            return cls(OutOfMemory("a replica has no memory left"))
-        return cls(
-            error if isinstance(error, UnmaskError) else WorkFailed(f"{type(error).__name__}: {one_line(error)}")
-        )
+def failure_of(error: Exception) -> UnmaskError:
+    """An error of the work as one of ours. It is given as an answer: Ray would wrap what is raised in its own error."""
+    if isinstance(error, UnmaskError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory("a replica has no memory left")
+    return WorkFailed(f"{type(error).__name__}: {one_line(error)}")
 
 
 class Replica:
@@ -48,19 +41,19 @@ class Replica:
 
         return ray.util.get_node_ip_address()
 
-    def load(self, make: Callable[[], Any]) -> Failure | None:
+    def load(self, make: Callable[[], Any]) -> UnmaskError | None:
         """Build the worker."""
         try:
             self.worker = make()
         except Exception as error:
-            return Failure.of(error)
+            return failure_of(error)
         return None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(self.worker, *arguments)
         except Exception as error:
-            return Failure.of(error)
+            return failure_of(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -203,7 +196,7 @@ class Pool:
         try:
             return self._ray.get(answer), None
         except RayTaskError as error:  # arguments or a result that cannot be sent
-            return Failure(WorkFailed(last_line(error))), None
+            return WorkFailed(last_line(error)), None
         except RayError as error:
             return None, last_line(error)
 
@@ -215,6 +208,6 @@ class Pool:
 
 
 def _raise_failure(found: Any, place: str = "") -> None:
-    if isinstance(found, Failure):
-        found.error.args = (f"{place}{found.error}",)  # not every kind of error is made from a message
-        raise found.error
+    if isinstance(found, UnmaskError):
+        found.args = (f"{place}{found}",)  # not every kind of error is made from a message
+        raise found

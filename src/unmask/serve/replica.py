@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 
 from unmask.engine.generator import Generator
 from unmask.policies import Policy
-from unmask.remote.replicas import Failure
+from unmask.remote.replicas import failure_of
 from unmask.serve.app import App, create_app
 from unmask.serve.board import Report
 from unmask.serve.config import ServerConfig
@@ -37,7 +37,7 @@ class Replica:
             self.served = await asyncio.to_thread(self._load, load, config, settings)
         except Exception as error:
             self.reporting.cancel()
-            await board.fail.remote(self.id, Failure.of(error))
+            await board.fail.remote(self.id, failure_of(error))
             raise
 
     @property
