@@ -29,16 +29,16 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
     Policy and settings are for requests that do not say.
     """
     on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
-    how = {"settings": settings, "say": terminal.note}
     with stoppable():
         with holding_sigterm():  # libraries start threads when they are imported
             serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
         if on_ray:
-            serving.Fleet(chosen.open, config, cluster=backend, **how).run()
+            serving.Fleet(chosen.open, config, settings=settings, cluster=backend, say=terminal.note).run()
             return
         with serving.bind(config) as bound:
             llm, policy = open_model(chosen)
-            serving.Server(llm, config, policy=policy, **how).run(bound)
+            served = serving.Served(llm, config, policy=policy, settings=settings)
+            serving.Server(served, say=terminal.note).run(bound)
 
 
 @with_flags(flags.Backend, "Cluster")

@@ -35,13 +35,12 @@ class Served:
         *,
         policy: Policy,
         settings: Settings,
-        on_broken: Callable[[], None] = lambda: None,
         metrics_of_all: Callable[[], Awaitable[bytes]] | None = None,  # where other processes serve the model as well
     ) -> None:
         self.llm, self.config, self.policy = llm, config, policy
         self.settings = settings if config.seed is None else settings.with_(seed=config.seed)
         self.room = llm.spec.max_length - check_defaults(llm, policy, self.settings).max_tokens  # for a prompt
-        self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue, on_broken=on_broken)
+        self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue)
         self.metrics_of_all = metrics_of_all
         self.name = config.served_model_name or llm.spec.name  # as clients call the model
         self.model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "unmask"}

@@ -78,14 +78,13 @@ class Ticket:
 class Worker:
     """Takes tickets from event loops and serves them in a thread, first come, first served."""
 
-    def __init__(
-        self, llm: Generator, *, rows: int, max_queue: int, on_broken: Callable[[], None] = lambda: None
-    ) -> None:
-        self.llm, self.max_queue, self.on_broken = llm, max_queue, on_broken
+    def __init__(self, llm: Generator, *, rows: int, max_queue: int) -> None:
+        self.llm, self.max_queue = llm, max_queue
         self.metrics = Metrics()
         self.metrics.waiting.set_function(self.waiting)
         self.metrics.stalled.set_function(self.stalled_s)
         self.broken = False  # the model cannot be run any more
+        self.on_broken: Callable[[], None] = lambda: None
         self._scheduler = Scheduler(rows=rows)
         self._line = self._scheduler.line
         self._open: dict[Request, tuple[Ticket, int]] = {}  # not answered yet -> its ticket, its number there
