@@ -147,7 +147,7 @@ class CompletionRequest(_Request):
     model_config = _example(prompt="Countdown: 3,4,5,12", max_tokens=48)
     prompt: Prompts = Field(description="Texts, token ids, or a text with holes: mask tokens, or parts with lengths.")
     suffix: str | TokenIds | None = _about("What follows; the text between is written.")
-    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = _about(
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None = _about(
         "Tell the log-probability of each token at the pass that committed it, and of so many candidates."
     )
 

@@ -1,7 +1,4 @@
-"""An answer while the engine works on it: gathered until it is whole, or sent as server-sent events.
-
-However it ends, the engine drops the texts that are left.
-"""
+"""An answer while the engine works on it: gathered until it is whole, or sent as server-sent events."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ async def gather(answer: Answer, ticket: Ticket, receive: Callable[[], Awaitable
             if (news := await ticket.next()) is not None:
                 answer.hear(*news)
 
-    try:
-        await _unless_gone(receive, hear_all())
-    finally:
-        ticket.abandon()
+    await _unless_gone(ticket, receive, hear_all())
 
 
 class EventStream(StreamingResponse):
@@ -49,14 +43,11 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         # Only under some versions of ASGI does the parent's own method notice that a client has left.
-        try:
-            await _unless_gone(receive, self.stream_response(send))
-        finally:
-            self.ticket.abandon()
+        await _unless_gone(self.ticket, receive, self.stream_response(send))
 
 
-async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, until the client leaves."""
+async def _unless_gone(ticket: Ticket, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, until the client leaves; however it ends, the engine drops the texts that are left."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -68,6 +59,7 @@ async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[An
         if tasks[0].done():
             tasks[0].result()  # raises what the work raised
     finally:
+        ticket.abandon()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

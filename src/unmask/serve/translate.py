@@ -22,7 +22,7 @@ from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, blaming, wrong
 from unmask.serve.logprobs import Logprobs
 from unmask.serve.prompts import has_mask, prompts_of
-from unmask.serve.schema import FORMS, MOST_STOPS, Body, ChatRequest, CompletionRequest
+from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, CompletionRequest
 from unmask.settings import Settings
 from unmask.trace.record import Trace
 
@@ -117,7 +117,7 @@ def translate(
 
 def _check_fields(body: Body, extra: dict[str, Any]) -> None:
     for name, value in extra.items():
-        if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
+        if name in REFUSED and value is not None and value not in REFUSED[name]:
             way = f" here; give it as decoding.{name}" if name in SETTINGS else ""
             raise wrong(f"{name} is not supported{way}", param=name)
     if body.stream_options is not None and not body.stream:
@@ -133,8 +133,6 @@ def _logprobs(body: Body) -> int | None:
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs is for requests with logprobs: true", param="top_logprobs")
         return (body.top_logprobs or 0) if body.logprobs else None
-    if body.logprobs is True:
-        raise wrong(f"logprobs must be {FORMS['logprobs']}", param="logprobs")
     return None if body.logprobs is False else body.logprobs
 
 
@@ -157,11 +155,6 @@ def _detail(body: Body, job: Plan, top: int | None) -> Detail | None:
     if top is not None:
         detail = replace(detail or Detail(candidates=0), candidates=max(top, detail.candidates if detail else 0))
     return detail
-
-
-def _neutral(value: Any, values: tuple[Any, ...]) -> bool:
-    # False equals 0 in Python, but `logprobs: 0` asks for something and `logprobs: false` does not.
-    return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in values)
 
 
 def _ignored_inside(body: Body) -> Iterator[str]:
