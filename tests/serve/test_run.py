@@ -173,9 +173,8 @@ def test_warm_up_is_done_with_the_servers_defaults_before_the_first_answer(toy, 
         }
     with running(toy, warmup_prompt_tokens=100):
         assert asked[1][1]["prompt_tokens"] == 100
-    with running(toy, warmup_prompt_tokens=0) as found:
+    with running(toy, warmup_prompt_tokens=0):
         assert len(asked) == 2
-        assert not any("warmed up" in line for line in found.said)
 
 
 def test_clients_cannot_connect_before_the_warm_up_is_done(toy, monkeypatch):

@@ -13,7 +13,7 @@ import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
 from unmask.serve import answer_schema, schema
-from unmask.serve.stream import EventStream
+from unmask.serve.app import EventStream
 from unmask.serve.translate import translate
 from unmask.serve.worker import Ticket
 

@@ -29,7 +29,7 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
     Policy and settings are for requests that do not say.
     """
     on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
-    with stoppable():
+    with stoppable(terminal.note):
         with holding_sigterm():  # libraries start threads when they are imported
             serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
         if on_ray:

@@ -1,4 +1,4 @@
-"""What a client asked for and reads: an answer as a whole, or the chunks of one that is streamed.
+"""What a client asked for and reads: an answer as a whole, or the server-sent events of one that is streamed.
 
 answer_schema.py has the shapes. Here answers are plain data: in a chunk, a null field differs from a missing one.
 """
@@ -15,7 +15,11 @@ from unmask.engine.scheduler import Request
 from unmask.policies import Policy
 from unmask.serve.logprobs import Logprobs
 from unmask.serve.schema import Body
+from unmask.serve.strict_json import dumps
+from unmask.trace.record import pass_line, result_line
 from unmask.types import Output, StreamEvent
+
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,20 +60,51 @@ class Answer:
             choices.append(_choice(index, said, output.finish_reason, logprobs))
         return self._head(kind) | {"choices": choices} | self.costs()
 
-    def chunk(
-        self, index: int, delta: dict[str, str], reason: str | None = None, logprobs: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """One chunk of a stream: the news of one choice, as fields of a message."""
-        said = {"delta": delta} if self.body.chat else {"text": delta.get("content", "")}
-        return self.chunk_of([_choice(index, said, reason, logprobs)])
+    def first_frames(self) -> bytes:
+        """The server-sent events before any text."""
+        header = b"" if self.header is None else self._event("header", self.header)
+        roles = range(len(self.requests) if self.body.chat else 0)
+        return header + b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in roles)
 
-    def chunk_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def frames(self, index: int, event: StreamEvent) -> bytes:
+        """Hear an event of a text; the server-sent events for it: the pass, if asked for, new text, and the end."""
+        self.hear(index, event)
+        found, logprobs = b"", None
+        if self.header is not None and event.step is not None:
+            found += self._event("pass", pass_line(index, event.step, self.requests[index].token_text))
+        if self.logprobs and (event.text_delta or event.output is not None):
+            tokens = self.logprobs[index].take(event.output)
+            logprobs = self.logprobs[index].form(tokens) if tokens else None
+        if event.text_delta:
+            found += self._chunk(index, {"content": event.text_delta}, logprobs=logprobs)
+            logprobs = None
+        if event.output is not None:
+            if self.header is not None:
+                found += self._event("result", result_line(index, event.output))
+            found += self._chunk(index, {}, event.output.finish_reason, logprobs)
+        return found
+
+    def last_frames(self) -> bytes:
+        """The server-sent events after all text."""
+        return (frame(self._chunk_of([]) | self.costs()) if self.body.include_usage else b"") + DONE
+
+    def _chunk(
+        self, index: int, delta: dict[str, str], reason: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        """The news of one choice, as fields of a message; the last chunk has the costs, unless usage has its own."""
+        said = {"delta": delta} if self.body.chat else {"text": delta.get("content", "")}
+        chunk = self._chunk_of([_choice(index, said, reason, logprobs)])
+        if reason is not None and self.done and not self.body.include_usage:
+            chunk["decoding"] = self.costs()["decoding"]
+        return frame(chunk)
+
+    def _chunk_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = self._head("chat.completion.chunk" if self.body.chat else "text_completion")
         return head | {"choices": choices} | ({"usage": None} if self.body.include_usage else {})
 
-    def event(self, kind: str, line: dict[str, Any]) -> dict[str, Any]:
+    def _event(self, kind: str, line: dict[str, Any]) -> bytes:
         """A line of a trace, with the head of a chunk and without choices: clients that look for text pass it over."""
-        return line | self._head(f"decoding.{kind}") | {"choices": []}
+        return frame(line | self._head(f"decoding.{kind}") | {"choices": []}, kind)
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"chatcmpl-{self.id}" if self.body.chat else f"cmpl-{self.id}"
@@ -97,3 +132,9 @@ class Answer:
 
 def _choice(index: int, said: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+
+
+def frame(data: dict[str, Any], kind: str | None = None) -> bytes:
+    """One server-sent event; without a kind it is a chunk."""
+    head = b"" if kind is None else f"event: {kind}\n".encode()
+    return head + b"data: " + dumps(data) + b"\n\n"

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
 from unmask.engine.generator import Generator
 from unmask.serve import answer_schema, pages, prompts, schema
+from unmask.serve.answers import Answer, frame
 from unmask.serve.errors import ApiError, answer_to, overdue
 from unmask.serve.guard import CheckedRequest, CheckedRoute, Guard
-from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
+from unmask.serve.metrics import GONE, Counting
 from unmask.serve.served import Served
-from unmask.serve.stream import EventStream, gather
 from unmask.serve.strict_json import dumps
 from unmask.serve.translate import check_model
+from unmask.serve.worker import Ticket
 
+STILL_HERE = b": still here\n\n"  # a comment, which clients pass over
+SILENCE_S = 10.0  # after which it is sent, so that proxies do not take the connection for dead
 _ABOUT_URLS = {404: ("unknown URL", "unknown_url"), 405: ("not allowed", "method_not_supported")}
 router = APIRouter(route_class=CheckedRoute)
 
@@ -34,6 +38,21 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 _BODY_RESPONSES = _errors(400, 401, 404, 408, 413, 429, 500, 503)
 _DECODING_RESPONSES = _BODY_RESPONSES | _errors(504) | {200: {"content": {"text/event-stream": {}}}}
+
+
+class EventStream(StreamingResponse):
+    """Sends frames as they come."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, ticket: Ticket) -> None:
+        # Without these headers, proxies may hold frames back.
+        super().__init__(_frames(answer, ticket), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.ticket = ticket
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        # Only under some versions of ASGI does the parent's own method notice that a client has left.
+        await _unless_gone(self.ticket, receive, self.stream_response(send))
 
 
 class App(FastAPI):
@@ -107,7 +126,7 @@ _add_probe("/health/ready", Served.check_ready, "Whether a request would be take
 @router.get("/metrics", response_class=PlainTextResponse, responses=_errors(401))
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 @router.get("/v1/models", response_model=answer_schema.ModelList, responses=_errors(401))
@@ -169,8 +188,52 @@ async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     ticket = served.worker.submit(answer.requests, streamed=streamed or bool(answer.logprobs), deadline=deadline)
     if streamed:
         return EventStream(answer, ticket)
-    await gather(answer, ticket, request.receive)
+    await _unless_gone(ticket, request.receive, _hear_all(answer, ticket))
     return _reply(answer.whole()) if answer.done else Response(status_code=GONE)
+
+
+async def _hear_all(answer: Answer, ticket: Ticket) -> None:
+    while not answer.done:
+        if (news := await ticket.next()) is not None:
+            answer.hear(*news)
+
+
+async def _frames(answer: Answer, ticket: Ticket) -> AsyncGenerator[bytes]:
+    """Text as it becomes certain, costs with the last chunk, or an error; and a sign of life in every silence."""
+    now = asyncio.get_running_loop().time
+    try:
+        if first := answer.first_frames():
+            yield first
+        spoke = now()
+        while not answer.done:
+            news = await ticket.next(spoke + SILENCE_S)
+            told = b"" if news is None else answer.frames(*news)
+            if told or now() >= spoke + SILENCE_S:
+                spoke = now()
+                yield told or STILL_HERE
+    except ApiError as error:
+        yield frame(error.body)
+        return
+    yield answer.last_frames()
+
+
+async def _unless_gone(ticket: Ticket, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, until the client leaves; however it ends, the engine drops the texts that are left."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()  # raises what the work raised
+    finally:
+        ticket.abandon()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

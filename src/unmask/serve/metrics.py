@@ -9,11 +9,8 @@ from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
 from unmask.types import StreamEvent
-
-__all__ = ["CONTENT_TYPE", "GONE", "Counting", "Merged", "Metrics"]
 
 GONE = 499  # the status of a request whose client left before the end of the answer
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,7 @@ class Replica:
     def _load(self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings) -> Served:
         llm, policy = load()
         served = Served(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
-        served.start(lambda _: None)
+        served.start()
         return served
 
     def __serve_build_asgi_app__(self) -> App:  # Serve calls it after the constructor
@@ -56,11 +57,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise if the model cannot be run any more, or the engine is stuck: Serve then replaces the replica."""
-        worker, limit_s = self._loaded.worker, self._loaded.config.watchdog_s
-        if not worker.alive:
-            raise RuntimeError("the model can no longer be run: its device may be lost")
-        if limit_s and (stuck := worker.stuck(limit_s)) is not None:
-            raise RuntimeError(stuck)
+        self._loaded.check_alive(self._loaded.config.watchdog_s or math.inf)
 
     async def _metrics(self) -> bytes:
         others = await self.board.families.remote()

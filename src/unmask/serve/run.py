@@ -20,7 +20,7 @@ from unmask.errors import UnmaskError, WorkFailed, counted
 from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
 from unmask.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, RATE, Connections, Limited, most_connections
-from unmask.serve.ending import REST_S, Stopped, ended_by_force, handling_signals, leave
+from unmask.serve.ending import REST_S, ended_by_force, handling_signals
 from unmask.serve.served import Served
 
 log = logging.getLogger(__name__)
@@ -100,10 +100,8 @@ class Server(uvicorn.Server):
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
         with ended_by_force(self._stuck, self.say):
             try:
-                self.served.start(self.say)
+                self.served.start()
                 super().run(sockets=[bound])
-            except Stopped:  # in the warm-up, which cannot be interrupted
-                leave("stopped by SIGTERM while the model was warmed up", self.say)
             finally:
                 self.worker.stop()
         if self.worker.broken:
@@ -118,8 +116,7 @@ class Server(uvicorn.Server):
         """Why the process must end now, if it must."""
         if self.last is not None and time.monotonic() > self.last:
             return f"a thread is still at work {REST_S:g} s after the time for requests; the process ends without it"
-        limit_s = self.served.config.watchdog_s
-        stuck = self.worker.stuck(limit_s) if limit_s else None
+        stuck = self.worker.stuck(self.served.config.watchdog_s or math.inf)
         return None if stuck is None else f"{stuck}; the process ends"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from unmask.engine.generator import Generator
@@ -46,23 +47,13 @@ class Served:
         self.model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "unmask"}
         self.uploads: set[asyncio.Timeout] = set()  # bodies that are being read
 
-    def start(self, say: Callable[[str], None]) -> None:
-        """Start the worker, and return when everything is compiled and captured that the first request would wait for.
-
-        `say` gets a line about it.
-        """
+    def start(self) -> None:
+        """Start the worker, and return when it has compiled and captured all that the first request would wait for."""
         length = self.config.warmup_prompt_tokens
         length = min(WARMUP_PROMPT_TOKENS, self.room) if length is None else length
-
-        def warm_up() -> None:
-            if length < 1:
-                return
-            began, rows = time.perf_counter(), self.config.max_batch_size
-            self.llm.warmup(prompt_tokens=length, batch_size=rows, policy=self.policy, settings=self.settings)
-            if self.llm.model.device.type == "cuda":
-                say(f"warmed up in {time.perf_counter() - began:.1f} s")
-
-        self.worker.start(warm_up)
+        shape = {"prompt_tokens": length, "batch_size": self.config.max_batch_size}
+        warm_up = partial(self.llm.warmup, **shape, policy=self.policy, settings=self.settings)
+        self.worker.start(warm_up if length else lambda: None)
 
     def translate(self, body: Body) -> Answer:
         """What a request asks for; raises if it is wrong, or more than the server allows."""
@@ -89,11 +80,11 @@ class Served:
         for upload in self.uploads:
             upload.reschedule(0.0)
 
-    def check_alive(self) -> None:
-        """Raise if the engine is stuck or gone."""
+    def check_alive(self, limit_s: float | None = None) -> None:
+        """Raise if the engine is gone, or stuck for longer than the limit, which is the one of /health unless given."""
         if not self.worker.alive:
             raise closing()
-        if (stuck := self.worker.stuck(self.config.stall_s)) is not None:
+        if (stuck := self.worker.stuck(limit_s or self.config.stall_s)) is not None:
             raise ApiError(503, stuck, code="stalled")
 
     def check_health(self) -> None:
