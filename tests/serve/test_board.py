@@ -2,7 +2,7 @@
 
 from unmask.errors import UnmaskError
 from unmask.serve.board import STALE_S, Board, Report
-from unmask.serve.metrics import Merged, Metrics
+from unmask.serve.metrics import Metrics, merged_page
 
 
 class Clock:
@@ -49,7 +49,7 @@ def test_a_merged_page_names_the_replica_of_each_sample():
     replicas = {"a": Metrics(), "b": Metrics()}
     replicas["a"].passes.inc(3)
     replicas["b"].requests.labels("/health", 200).inc()
-    page = Merged({name: metrics.families() for name, metrics in replicas.items()}).page().decode()
+    page = merged_page({name: metrics.families() for name, metrics in replicas.items()}).decode()
     assert 'unmask_forward_passes_total{replica="a"} 3.0' in page
     assert 'unmask_forward_passes_total{replica="b"} 0.0' in page
     assert 'unmask_http_requests_total{replica="b",route="/health",status="200"} 1.0' in page

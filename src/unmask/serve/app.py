@@ -102,25 +102,23 @@ async def _error_response(request: Request, error: Exception) -> Response:
     return _reply(answer.body, answer.status_code, answer.headers)
 
 
-def _add_probe(path: str, check: Callable[[Served], None], about: str) -> None:
-    """Add a route that answers 200, or with the error that the check raises."""
-
-    async def probe(request: Request) -> Response:
-        check(_served(request))
-        return _reply({"status": "ok"})
-
-    described: dict[str, Any] = {"response_model": answer_schema.Health, "responses": _errors(503)}
-    router.add_api_route(path, probe, methods=["GET"], description=about, **described)
-    router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
+_PROBES = {
+    "/health": (Served.check_health, "Whether work is taken, and gets on."),
+    "/health/live": (Served.check_alive, "Whether the engine is there and not stuck; else start the process anew."),
+    "/health/ready": (Served.check_ready, "Whether a request would be taken now."),
+}
 
 
-_add_probe("/health", Served.check_health, "Whether work is taken, and gets on.")
-_add_probe(
-    "/health/live",
-    Served.check_alive,
-    "Whether the engine is there and not stuck; else the process should be started anew.",
-)
-_add_probe("/health/ready", Served.check_ready, "Whether a request would be taken now.")
+async def _probe(request: Request) -> Response:
+    check, _ = _PROBES[request.scope["route"].path]
+    check(_served(request))
+    return _reply({"status": "ok"})
+
+
+for _path, (_, _about) in _PROBES.items():
+    _described: dict[str, Any] = {"response_model": answer_schema.Health, "responses": _errors(503)}
+    router.add_api_route(_path, _probe, methods=["GET"], description=_about, **_described)
+    router.add_api_route(_path, _probe, methods=["HEAD"], include_in_schema=False)
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=_errors(401))

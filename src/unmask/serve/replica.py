@@ -16,7 +16,7 @@ from unmask.remote.replicas import failure_of
 from unmask.serve.app import App, create_app
 from unmask.serve.board import Report
 from unmask.serve.config import ServerConfig
-from unmask.serve.metrics import Merged
+from unmask.serve.metrics import merged_page
 from unmask.serve.served import Served
 from unmask.settings import Settings
 
@@ -61,7 +61,7 @@ class Replica:
 
     async def _metrics(self) -> bytes:
         others = await self.board.families.remote()
-        return Merged({**others, self.id: self._loaded.worker.metrics.families()}).page()
+        return merged_page({**others, self.id: self._loaded.worker.metrics.families()})
 
     async def _keep_reporting(self) -> None:
         while True:
