@@ -16,7 +16,7 @@ import typer
 
 from unmask.errors import UnknownName, UnmaskError
 from unmask.options import option
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import ClusterConfig
 from unmask.settings import Settings
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import LoadedModel
 from unmask.serve.config import ServerConfig
 from unmask.serve.run import Server, bind, url_of
+from unmask.serve.served import Served
 
 GRACE_S = 2.0  # for requests under way when the benchmark is over
 END_S = 30.0  # for the process to end by itself
@@ -78,6 +79,7 @@ def _serve(
         llm = Llm(load())
         # Requests say all of this themselves; the server needs it for its warm-up.
         policy = policies.resolve(workload.policies[0], preset_name(llm.spec), parameters=parameters)
-        Server(llm, config, policy=policy, settings=workload.settings(), say=lambda line: None).run(bound)
+        served = Served(llm, config, policy=policy, settings=workload.settings())
+        Server(served, say=lambda line: None).run(bound)
     except UnmaskError as error:
         sys.exit(f"unmask: {error}")

@@ -19,6 +19,7 @@ from unmask import policies
 from unmask.engine.generator import Generator
 from unmask.serve.config import ServerConfig
 from unmask.serve.run import Server, bind, url_of
+from unmask.serve.served import Served
 
 # As many passes as tokens: nothing ends the text before.
 FOREVER = {"policy": "fixed", "early_stop": False, "logits_eos_inf": True}
@@ -94,7 +95,7 @@ def running(
 
     chosen = ServerConfig(**{"port": 0, "grace_s": 0.2, **config})
     given = {"policy": policies.resolve(policy, "llada"), "settings": settings or unmask.Settings(early_stop=True)}
-    server = Server(llm, chosen, **given, say=say)
+    server = Server(Served(llm, chosen, **given), say=say)
     with bind(chosen) as bound:
         url = url_of(bound)
         thread = threading.Thread(target=server.run, args=(bound,))

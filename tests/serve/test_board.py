@@ -1,9 +1,8 @@
 """What replicas of a server tell each other and the command, without a cluster."""
 
 from unmask.errors import UnmaskError
-from unmask.remote.replicas import Failure
 from unmask.serve.board import STALE_S, Board, Report
-from unmask.serve.metrics import Merged, Metrics
+from unmask.serve.metrics import Metrics, merged_page
 
 
 class Clock:
@@ -29,7 +28,7 @@ def test_a_replica_counts_until_it_is_silent_for_too_long():
 def test_a_replica_that_failed_is_not_there():
     board = Board()
     board.report("a", Report())
-    failure = Failure(UnmaskError("no such folder"))
+    failure = UnmaskError("no such folder")
     board.fail("a", failure)
     found = board.overview()
     assert (found.placed, found.failures) == (0, (failure,))
@@ -50,7 +49,7 @@ def test_a_merged_page_names_the_replica_of_each_sample():
     replicas = {"a": Metrics(), "b": Metrics()}
     replicas["a"].passes.inc(3)
     replicas["b"].requests.labels("/health", 200).inc()
-    page = Merged({name: metrics.families() for name, metrics in replicas.items()}).page().decode()
+    page = merged_page({name: metrics.families() for name, metrics in replicas.items()}).decode()
     assert 'unmask_forward_passes_total{replica="a"} 3.0' in page
     assert 'unmask_forward_passes_total{replica="b"} 0.0' in page
     assert 'unmask_http_requests_total{replica="b",route="/health",status="200"} 1.0' in page

@@ -26,18 +26,12 @@ def started(part: str, *arguments: str, **environment: str) -> Iterator[subproce
             process.kill()
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        ("loading", "unmask: stopped by SIGTERM before the server was ready\n"),
-        ("warmup", "unmask: stopped by SIGTERM while the model was warmed up\n"),
-    ],
-)
-def test_a_server_that_is_not_ready_yet_ends_at_once(part, said):
+@pytest.mark.parametrize("part", ["loading", "warmup"])
+def test_a_server_that_is_not_ready_yet_ends_at_once(part):
     with started(part) as process:
         assert process.stdout.readline() == "held\n"
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=30) == ("", said)
+        assert process.communicate(timeout=30) == ("", "unmask: stopped by SIGTERM before the server was ready\n")
         assert process.returncode == 1
 
 

@@ -8,7 +8,7 @@ from openai import OpenAI
 from serve.servers import running, until
 
 import unmask
-from unmask.serve import stream
+from unmask.serve import app
 
 PROMPT = "Countdown: 86,28,13,31,96"
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_sent_is_refused_with_the_name_of_the_field(toy_served, m
 
 @pytest.mark.parametrize("decoding", [{}, {"events": True}])
 def test_a_silent_stream_gives_signs_of_life(held, decoding, monkeypatch):
-    monkeypatch.setattr(stream, "SILENCE_S", 0.02)
+    monkeypatch.setattr(app, "SILENCE_S", 0.02)
     with running(held) as found:
         answers = []
         body = {"prompt": "Hi", "max_tokens": 6, "stream": True, "decoding": decoding}
@@ -168,7 +168,7 @@ def test_a_silent_stream_gives_signs_of_life(held, decoding, monkeypatch):
 
 
 def test_a_client_that_leaves_a_silent_stream_takes_its_text_along(held, monkeypatch):
-    monkeypatch.setattr(stream, "SILENCE_S", 0.02)
+    monkeypatch.setattr(app, "SILENCE_S", 0.02)
     with running(held) as found:
         client = found.client()
         asked = {"model": "toy", "prompt": "Hi", "max_tokens": 6, "stream": True}

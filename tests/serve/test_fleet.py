@@ -24,7 +24,7 @@ from serve.servers import FOREVER, until
 import unmask
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.flags import Model
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import ClusterConfig
 from unmask.serve.config import ServerConfig
 from unmask.serve.fleet import Fleet
 

@@ -8,8 +8,7 @@ from serve.servers import LONG, SHORT, running, until
 
 from unmask import cli
 from unmask.errors import UnmaskError
-from unmask.serve.config import ServerConfig
-from unmask.serve.keys import with_keys
+from unmask.serve.config import ServerConfig, with_keys
 
 KEYS = ("sesame", "open sesame")
 

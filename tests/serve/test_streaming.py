@@ -13,7 +13,6 @@ import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
 from unmask.serve import answer_schema, schema
-from unmask.serve.answers import Answer
 from unmask.serve.app import EventStream
 from unmask.serve.translate import translate
 from unmask.serve.worker import Ticket
@@ -98,7 +97,7 @@ def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(versi
 
     async def answer():
         ticket = Ticket(asked.requests)
-        stream = EventStream(ticket, Answer(asked=asked, model="toy"))
+        stream = EventStream(asked, ticket)
         await asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": version}}, receive, send), 10)
         assert ticket.requests[0].abandoned
 

@@ -16,7 +16,16 @@ from unmask.errors import UnmaskError
 from unmask.models.base import LoadedModel
 from unmask.models.toy import SENTENCE
 from unmask.serve.errors import ApiError
-from unmask.serve.worker import Worker
+from unmask.serve.worker import Ticket, Worker
+from unmask.types import StreamEvent
+
+
+async def events_of(ticket: Ticket) -> list[StreamEvent]:
+    """Everything that is told of the texts of a ticket."""
+    found = []
+    while sum(event.output is not None for event in found) < len(ticket.requests):
+        found += [event for _, event in filter(None, [await ticket.next()])]
+    return found
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -186,7 +195,7 @@ def test_a_request_without_a_pass_is_put_back_once_and_keeps_its_place(toy, capl
         model.gate.set()
         for name, ticket in tickets.items():
             with pytest.raises(ApiError, match="decoding failed") as failed:
-                await asyncio.wait_for(ticket.outputs(), 10)
+                await asyncio.wait_for(events_of(ticket), 10)
             told[name] = failed.value.status_code
         await asyncio.to_thread(worker.stop)
 
@@ -250,7 +259,7 @@ def test_a_ticket_whose_events_are_not_read_is_dropped(held, monkeypatch):
         while not ticket.requests[0].abandoned:
             await asyncio.sleep(0.005)
         with pytest.raises(ApiError, match="the client is 5 events behind"):
-            await ticket.outputs()
+            await events_of(ticket)
         await asyncio.to_thread(worker.stop)
         return held.model.passes
 
@@ -262,7 +271,7 @@ def test_a_ticket_that_is_not_streamed_gets_its_output_alone(held):
         worker = Worker(held, rows=1, max_queue=4)
         worker.start()
         ticket = worker.submit([held.request("Hi", max_tokens=8, policy="fixed")], streamed=streamed)
-        events = [event async for event in ticket.events()]
+        events = await events_of(ticket)
         await asyncio.to_thread(worker.stop)
         assert worker.metrics.registry.get_sample_value("unmask_forward_passes_total") == 8
         assert worker.metrics.registry.get_sample_value("unmask_time_to_first_text_seconds_count") == 1

@@ -94,7 +94,7 @@ def test_a_policy_of_somebody_else_is_in_the_form_too(toy):
         def select(self, view, state=None):
             raise NotImplementedError
 
-    served = Served.of(toy, ServerConfig(), policy=Mine(), settings=unmask.Settings())
+    served = Served(toy, ServerConfig(), policy=Mine(), settings=unmask.Settings())
     own = form_of(served)["policies"][-1]
     assert (own["name"], own["about"]) == ("Mine", "Commit what I like.")
     assert own["parameters"] == [{"name": "speed", "type": "number", "optional": False, "default": 2.0}]

@@ -1,26 +1,26 @@
 """Requests in, answers out: what the server would answer to each line of a batch, without a server.
 
-Lines and results are plain data that can be pickled, so another process may answer some of the lines. A result carries
-the id of its line. Knows nothing of files.
+Lines and results are plain data that can be pickled, so replicas on a cluster may answer some of the lines. A result
+carries the id of its line. Knows nothing of files.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from unmask.engine.generator import Generator
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.policies import Policy
+from unmask.remote.cluster import ClusterConfig
+from unmask.remote.replicas import Pool
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, failed, wrong
 from unmask.serve.schema import ChatRequest, CompletionRequest, request_of
-from unmask.serve.translate import Asked, check_defaults, check_model, translate
+from unmask.serve.translate import check_defaults, translate
 from unmask.settings import Settings
-from unmask.types import Output
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +28,6 @@ Line = dict[str, Any]  # custom_id, method, url, body
 Result = dict[str, Any]  # id, custom_id, response, error
 URLS = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 MOST_TEXTS = 2048  # of one line: they wait in memory
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Open:
-    """A line whose texts are being decoded."""
-
-    line: Line
-    answer: Answer
-    outputs: dict[Request, Output] = field(default_factory=dict)
 
 
 def complete(
@@ -50,52 +41,59 @@ def complete(
     """
     check_defaults(llm, policy, settings)
     scheduler, unread = Scheduler(rows=rows), iter(lines)
-    texts: dict[Request, _Open] = {}
+    texts: dict[Request, tuple[Line, Answer, int]] = {}  # with its number in the answer
 
     def refill() -> Iterator[Result]:
         """Read lines until as many texts wait as are decoded, so that a pass may free every row."""
         while len(scheduler.line) + len(scheduler.running) < 2 * rows and (line := next(unread, None)) is not None:
             try:
-                asked = _asked(line, llm, policy, settings, name or llm.spec.name)
+                body = request_of(line["body"], URLS[line["url"]])
+                if body.stream:
+                    raise wrong("a batch is not streamed; leave stream out", param="stream")
+                answer = translate(body, llm, policy=policy, settings=settings, most=MOST_TEXTS, name=name)
             except Exception as error:
-                yield _refusal(line, error)
+                if not isinstance(error, ApiError | RecursionError):
+                    log.error("reading the request %r failed", line["custom_id"], exc_info=error)
+                yield _result(line, answer_to(error))
                 continue
-            opened = _Open(line=line, answer=Answer(asked=asked, model=name or llm.spec.name))
-            texts.update(dict.fromkeys(asked.requests, opened))
-            scheduler.line.extend(asked.requests)
+            texts.update({request: (line, answer, number) for number, request in enumerate(answer.requests)})
+            scheduler.line.extend(answer.requests)
 
     yield from refill()
     for request, event in llm.decode(scheduler):
-        error = None if event.step is None else event.step.error
-        if request in texts:
-            texts[request].answer.hear(request, event)
-        if request in texts and error is not None:
-            opened = texts[request]
-            for other in opened.answer.asked.requests:  # they are decoded to their ends, for nothing
-                texts.pop(other, None)
-            yield _result(opened.line, failed(error))
-        elif request in texts and event.output is not None:
-            opened = texts.pop(request)
-            opened.outputs[request] = event.output
-            asked = opened.answer.asked.requests
-            if len(opened.outputs) == len(asked):
-                yield _result(opened.line, opened.answer.whole([opened.outputs[text] for text in asked]))
+        if request in texts:  # else another text of its line has failed, and it is decoded to its end for nothing
+            line, answer, number = texts[request]
+            answer.hear(number, event)
+            error = None if event.step is None else event.step.error
+            if error is not None or answer.done:
+                for each in answer.requests:
+                    del texts[each]
+                yield _result(line, answer.whole() if error is None else failed(error))
         yield from refill()
 
 
-def _asked(line: Line, llm: Generator, policy: Policy, settings: Settings, name: str) -> Asked:
-    """The line's request, checked and translated as the server does it."""
-    body = request_of(line["body"], URLS[line["url"]])
-    check_model(body.model, name)
-    if body.stream:
-        raise wrong("a batch is not streamed; leave stream out", param="stream")
-    return translate(body, llm, policy=policy, settings=settings, most=MOST_TEXTS)
+def complete_on(
+    cluster: ClusterConfig,
+    open_model: Callable[[], tuple[Generator, Policy]],
+    lines: Iterator[Line],
+    *,
+    count: int,
+    rows: int,
+    **options: Any,
+) -> Iterator[Result]:
+    """As `complete`, for `count` lines, on every replica of the cluster; `open_model` loads the model there."""
+    replicas = Pool(open_model, cluster)
+    parts = replicas.parts(lines, count, rows)
+    try:
+        for results in replicas.map(_complete_part, ((part, {"rows": rows, **options}) for part in parts)):
+            yield from results
+    finally:
+        replicas.close()
 
 
-def _refusal(line: Line, error: Exception) -> Result:
-    if not isinstance(error, ApiError | RecursionError):
-        log.error("reading the request %r failed", line["custom_id"], exc_info=error)
-    return _result(line, answer_to(error))
+def _complete_part(opened: tuple[Generator, Policy], lines: list[Line], options: dict[str, Any]) -> list[Result]:
+    llm, policy = opened
+    return list(complete(llm, lines, policy=policy, **options))
 
 
 def _result(line: Line, answer: ApiError | dict[str, Any]) -> Result:

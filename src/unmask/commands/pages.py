@@ -10,8 +10,7 @@ import typer
 
 from unmask import flags, terminal
 from unmask.field_flags import with_flags
-from unmask.serve.config import ServerConfig
-from unmask.serve.keys import with_keys
+from unmask.serve.config import ServerConfig, with_keys
 from unmask.settings import Settings
 
 
@@ -23,10 +22,11 @@ def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_brows
     The playground of a model, which only this machine can reach.
     """
     serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
-    config, how = with_keys(ServerConfig(port=port), terminal.note), {"settings": settings, "say": terminal.note}
+    config = with_keys(ServerConfig(port=port), terminal.note)
     with serving.bind(config) as bound:
         llm, policy = chosen.open()
-        serving.Server(llm, config, policy=policy, on_ready=_opener(no_browser), **how).run(bound)
+        served = serving.Served(llm, config, policy=policy, settings=settings)
+        serving.Server(served, say=terminal.note, on_ready=_opener(no_browser)).run(bound)
 
 
 def view(

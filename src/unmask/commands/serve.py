@@ -13,9 +13,8 @@ from unmask.commands.generate import open_model
 from unmask.config_file import with_config_file
 from unmask.errors import Interrupted
 from unmask.field_flags import with_flags
-from unmask.serve.config import ServerConfig
+from unmask.serve.config import ServerConfig, with_keys
 from unmask.serve.ending import holding_sigterm, stoppable
-from unmask.serve.keys import with_keys
 from unmask.settings import Settings
 
 
@@ -30,16 +29,16 @@ def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, confi
     Policy and settings are for requests that do not say.
     """
     on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
-    how = {"settings": settings, "say": terminal.note}
-    with stoppable():
+    with stoppable(terminal.note):
         with holding_sigterm():  # libraries start threads when they are imported
             serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
         if on_ray:
-            serving.Fleet(chosen.open, config, cluster=backend, **how).run()
+            serving.Fleet(chosen.open, config, settings=settings, cluster=backend, say=terminal.note).run()
             return
         with serving.bind(config) as bound:
             llm, policy = open_model(chosen)
-            serving.Server(llm, config, policy=policy, **how).run(bound)
+            served = serving.Served(llm, config, policy=policy, settings=settings)
+            serving.Server(served, say=terminal.note).run(bound)
 
 
 @with_flags(flags.Backend, "Cluster")
@@ -66,13 +65,13 @@ def batch(
     on_ray = backend.on_ray("batch")
 
     def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
-        from unmask.batch import complete, remote
+        from unmask.batch.complete import complete, complete_on
 
         options: dict[str, Any] = {"settings": settings, "rows": batch_size, "name": served_model_name}
         if on_ray:
-            return remote.complete_on(backend, chosen.open, lines, count=count, **options)
+            return complete_on(backend, chosen.open, lines, count=count, **options)
         llm, policy = chosen.open()
-        return complete.complete(llm, lines, policy=policy, **options)
+        return complete(llm, lines, policy=policy, **options)
 
     try:
         with progress.batch() as on_progress, backend.quiet():

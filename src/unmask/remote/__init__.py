@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import ClusterConfig
 
 if TYPE_CHECKING:
     from unmask.remote.generator import RemoteGenerator
@@ -28,10 +28,10 @@ def pool(
     """
     from functools import partial
 
-    from unmask.remote.generator import RemoteGenerator, Worker
+    from unmask.engine.load import load
+    from unmask.remote.generator import RemoteGenerator
     from unmask.remote.replicas import Pool
 
     shares = {"cpus_per_replica": cpus_per_replica, "gpus_per_replica": gpus_per_replica}
-    return RemoteGenerator(
-        Pool(partial(Worker, path_or_name, how), ClusterConfig(address=address, replicas=replicas, **shares))
-    )
+    cluster = ClusterConfig(address=address, replicas=replicas, **shares)
+    return RemoteGenerator(Pool(partial(load, path_or_name, **how), cluster))

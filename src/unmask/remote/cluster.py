@@ -1,6 +1,7 @@
 """A connection to a Ray cluster: to one that runs, or to one that is started on this machine and ends with us.
 
-Ray waits for minutes when a cluster does not answer. Here every wait has a bound, and its end is one line.
+Ray waits for minutes when a cluster does not answer. Here every wait has a bound, and its end is one line. Ray itself
+is imported late: flags show without it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,38 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.remote.config import ClusterConfig
+from unmask.options import check_number, check_whole, option
 
 CONNECT_S = 5.0  # for a TCP connection to the head node
 CHECK_S = 2.0  # between two looks at the cluster
 MOST_MISSES = 5  # looks in a row without an answer, before the cluster counts as lost
 # Read by Ray when it is imported. One attempt to connect takes 40 s, and Ray would make twenty.
 ENVIRONMENT = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """A Ray cluster, and what each replica takes of it."""
+
+    address: str | None = option(
+        None,
+        "Head node of a Ray cluster, or auto. [default: a cluster on this machine, while it is needed]",
+        metavar="HOST:PORT",
+    )
+    replicas: int | None = option(None, "Copies of the model on the cluster. [default: as many as have room]")
+    cpus_per_replica: float = option(1.0, "CPU cores of a replica.")
+    gpus_per_replica: float | None = option(
+        None, "GPUs of a replica; 0.5: two replicas share one. [default: 1 if the cluster has any]"
+    )
+
+    def __post_init__(self) -> None:
+        check_whole(self, "replicas", least=1, optional=True)
+        check_number(self, "cpus_per_replica", within="[0.01, inf)")
+        check_number(self, "gpus_per_replica", within="[0, inf)", optional=True)
 
 
 def import_ray() -> Any:
@@ -68,10 +91,11 @@ class Cluster:
         self.replicas = config.replicas or max(1, room)
         self.share = {"num_cpus": cpus, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD"}
 
-    def has(self) -> str:
-        """The resources of the cluster, for an error line."""
-        there = self.ray.cluster_resources()
-        return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+    def needs(self) -> str:
+        """What a replica takes, and what there is, for an error line."""
+        there, cpus = self.ray.cluster_resources(), self.share["num_cpus"]
+        has = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+        return f"each needs {cpus:g} CPUs and {self.gpus:g} GPUs, the cluster has {has}"
 
     @property
     def lost(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from operator import attrgetter
 
 from unmask.evals.cell import Generation
 from unmask.evals.executor import Batch, LocalExecutor
 from unmask.evals.recipe import Checkpoint
 from unmask.policies import Policy
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import ClusterConfig
 from unmask.remote.replicas import Pool
 from unmask.settings import Settings
 
@@ -20,11 +20,11 @@ class RayExecutor:
 
     def __init__(self, replicas: Pool) -> None:
         self.replicas = replicas
-        self.info, self.spec, self.codec = replicas.call("describe")
+        self.info, self.spec, self.codec = replicas.call(attrgetter("info", "spec", "codec"))
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, cluster: ClusterConfig | None = None) -> RayExecutor:
-        replicas = Pool(partial(Worker, checkpoint), cluster or ClusterConfig())
+        replicas = Pool(partial(LocalExecutor.load, checkpoint), cluster or ClusterConfig())
         try:
             return cls(replicas)
         except BaseException:
@@ -41,26 +41,14 @@ class RayExecutor:
         return self.replicas.status
 
     def check(self, policy: Policy, settings: Settings) -> None:
-        self.replicas.call("check", policy, settings)
+        self.replicas.call(LocalExecutor.check, policy, settings)
 
     def map(self, batches: Iterable[Batch]) -> Iterator[list[Generation]]:
-        yield from self.replicas.map("answer", ((batch,) for batch in batches))
+        yield from self.replicas.map(_answer, ((batch,) for batch in batches))
 
     def close(self) -> None:
         self.replicas.close()
 
 
-class Worker:
-    """A local executor on some node, called part by part."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.local = LocalExecutor.load(checkpoint)
-
-    def describe(self) -> tuple[Any, Any, Any]:
-        return self.local.info, self.local.spec, self.local.codec
-
-    def check(self, policy: Policy, settings: Settings) -> None:
-        self.local.check(policy, settings)
-
-    def answer(self, batch: Batch) -> list[Generation]:
-        return next(iter(self.local.map([batch])))
+def _answer(local: LocalExecutor, batch: Batch) -> list[Generation]:
+    return next(local.map([batch]))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from itertools import islice
-from typing import Any
+from typing import Any, Unpack
 
-from unmask.engine.load import load
+from unmask.engine.generator import Generator
+from unmask.engine.keywords import Keywords
 from unmask.errors import UnmaskError
-from unmask.policies import Policy
 from unmask.remote.replicas import Pool
-from unmask.settings import Settings
 from unmask.types import Output
 
 BATCH = 32
@@ -22,44 +20,26 @@ class RemoteGenerator:
     def __init__(self, replicas: Pool) -> None:
         self.replicas = replicas
 
-    def generate(
-        self,
-        prompts: Iterable[Any],
-        *,
-        policy: str | Policy | None = None,
-        settings: Settings | None = None,
-        batch_size: int = BATCH,
-        **options: Any,
-    ) -> Iterator[Output]:
+    def generate(self, prompts: Iterable[Any], **options: Unpack[Keywords]) -> Iterator[Output]:
         """The outputs in the order of the prompts; options as in `Generator.generate`."""
-        given = {"policy": policy, "settings": settings, "batch_size": batch_size, **options}
-        return self._in_order("generate", prompts, given)
+        return self._in_order("generate", prompts, options)
 
-    def chat(
-        self,
-        conversations: Iterable[list[dict[str, str]]],
-        *,
-        policy: str | Policy | None = None,
-        settings: Settings | None = None,
-        batch_size: int = BATCH,
-        **options: Any,
-    ) -> Iterator[Output]:
+    def chat(self, conversations: Iterable[list[dict[str, str]]], **options: Unpack[Keywords]) -> Iterator[Output]:
         """The answers in the order of the conversations; options as in `Generator.chat`."""
-        given = {"policy": policy, "settings": settings, "batch_size": batch_size, **options}
-        return self._in_order("chat", conversations, given)
+        return self._in_order("chat", conversations, options)
 
-    def _in_order(self, method: str, prompts: Iterable[Any], options: Mapping[str, Any]) -> Iterator[Output]:
-        if options["batch_size"] < 1:
-            raise UnmaskError(f"batch_size must be a whole number of at least 1, got {options['batch_size']}")
+    def _in_order(self, method: str, prompts: Iterable[Any], options: Keywords) -> Iterator[Output]:
+        rows = options.get("batch_size", BATCH)
+        if rows < 1:
+            raise UnmaskError(f"batch_size must be a whole number of at least 1, got {rows}")
         if isinstance(prompts, str) or (
             isinstance(prompts, list) and isinstance(next(iter(prompts), None), dict | int)
         ):
             raise UnmaskError("a pool decodes many prompts or conversations: give a list of them")
-        count = len(prompts) if isinstance(prompts, Sized) else 0
-        parts = enumerate(_parts(prompts, self.replicas.part_size(count, options["batch_size"])))
+        parts = enumerate(self.replicas.parts(prompts, len(prompts) if isinstance(prompts, Sized) else 0, rows))
         early: dict[int, list[Output]] = {}
         following = 0
-        for number, outputs in self.replicas.map("decode", ((at, method, part, options) for at, part in parts)):
+        for number, outputs in self.replicas.map(_decode, ((at, method, part, options) for at, part in parts)):
             early[number] = outputs
             while following in early:
                 yield from early.pop(following)
@@ -76,19 +56,7 @@ class RemoteGenerator:
         self.close()
 
 
-class Worker:
-    """A model on one node."""
-
-    def __init__(self, path_or_name: str, how: Mapping[str, Any]) -> None:
-        self.llm = load(path_or_name, **how)
-
-    def decode(
-        self, number: int, method: str, prompts: list[Any], options: Mapping[str, Any]
-    ) -> tuple[int, list[Output]]:
-        return number, getattr(self.llm, method)(prompts, **options)
-
-
-def _parts(prompts: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    left = iter(prompts)
-    while part := list(islice(left, size)):
-        yield part
+def _decode(
+    llm: Generator, number: int, method: str, prompts: list[Any], options: Mapping[str, Any]
+) -> tuple[int, list[Output]]:
+    return number, getattr(llm, method)(prompts, **options)

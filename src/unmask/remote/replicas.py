@@ -1,7 +1,8 @@
 """Replicas of a worker on a cluster: tasks are handed out as replicas get free, and a lost task is handed out again.
 
-The worker is any object; tasks are calls of its methods by name. Arguments and results are plain data. A replica that
-dies, with its process or with its node, is replaced when the cluster has room; meanwhile the others go on.
+The worker is any object; a task is a call of a function with the worker and arguments. Arguments and results are plain
+data. A replica that dies, with its process or with its node, is replaced when the cluster has room; meanwhile the
+others go on.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from unmask.errors import OutOfMemory, UnmaskError, WorkFailed, one_line
-from unmask.remote.cluster import Cluster, last_line
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import Cluster, ClusterConfig, last_line
 
 TICK_S = 2.0  # between two looks at the cluster while nothing happens
 PLACED_TICKS = 30  # looks without any replica placed, before the pool gives up
@@ -22,23 +23,17 @@ PARTS = 8  # at least so many parts a replica, so that replicas end at about the
 MOST_BATCHES = 8  # in a part
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error of the work as an answer: Ray would wrap an exception in its own."""
-
-    error: UnmaskError
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        if isinstance(error, MemoryError):
-            return cls(OutOfMemory("a replica has no memory left"))
-        return cls(
-            error if isinstance(error, UnmaskError) else WorkFailed(f"{type(error).__name__}: {one_line(error)}")
-        )
+def failure_of(error: Exception) -> UnmaskError:
+    """An error of the work as one of ours. It is given as an answer: Ray would wrap what is raised in its own error."""
+    if isinstance(error, UnmaskError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory("a replica has no memory left")
+    return WorkFailed(f"{type(error).__name__}: {one_line(error)}")
 
 
 class Replica:
-    """What runs on a node: a worker, built there, and calls of its methods. Nothing is raised to Ray."""
+    """What runs on a node: a worker, built there, and calls of functions with it. Nothing is raised to Ray."""
 
     def place(self) -> str:
         """The address of the node, as soon as the replica has room there."""
@@ -46,25 +41,35 @@ class Replica:
 
         return ray.util.get_node_ip_address()
 
-    def load(self, make: Callable[[], Any]) -> Failure | None:
+    def load(self, make: Callable[[], Any]) -> UnmaskError | None:
         """Build the worker."""
         try:
             self.worker = make()
         except Exception as error:
-            return Failure.of(error)
+            return failure_of(error)
         return None
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return getattr(self.worker, method)(*arguments)
+            return function(self.worker, *arguments)
         except Exception as error:
-            return Failure.of(error)
+            return failure_of(error)
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
     arguments: tuple[Any, ...]
     losses: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A replica as the pool knows it: it finds room on a node, loads, and then has one task after the other."""
+
+    actor: Any
+    node: str | None = None
+    loaded: bool = False
+    task: _Task | None = None  # None: it has none, or the answer is no longer wanted
 
 
 class Pool:
@@ -74,11 +79,8 @@ class Pool:
         self.cluster = Cluster(config)
         self._ray, self._make = self.cluster.ray, make
         self._actor = self._ray.remote(Replica).options(**self.cluster.share)
-        self._placing: dict[Any, Any] = {}  # what Ray will answer -> the actor that it is asked of
-        self._loading: dict[Any, tuple[Any, str]] = {}
-        self._idle: list[Any] = []
-        self._probed: dict[Any, Any] = {}  # idle before another one was lost, perhaps with the same node
-        self._busy: dict[Any, tuple[Any, _Task | None]] = {}  # None: an answer that is no longer wanted
+        self._asked: dict[Any, _Member] = {}  # what Ray will answer -> the replica that it is asked of
+        self._idle: list[_Member] = []
         self._unplaced = self._failed_starts = 0
         self._mapping = False
         for _ in range(self.cluster.replicas):
@@ -86,125 +88,106 @@ class Pool:
 
     @property
     def status(self) -> str:
-        return f"{len(self._idle) + len(self._probed) + len(self._busy)} of {self.cluster.replicas} replicas"
+        return f"{sum(member.loaded for member in self._all())} of {self.cluster.replicas} replicas"
 
-    def part_size(self, count: int, rows: int) -> int:
-        """How many of `count` items to hand out at a time, where a replica decodes `rows` of them together.
+    def parts(self, items: Iterable[Any], count: int, rows: int) -> Iterator[list[Any]]:
+        """Parts of `count` items to hand out, where a replica decodes `rows` of them together.
 
         A replica refills its rows from the part, so that rows are idle only at the end of a part.
         """
-        return min(max(rows, count // (PARTS * self.cluster.replicas)), MOST_BATCHES * rows)
+        size = min(max(rows, count // (PARTS * self.cluster.replicas)), MOST_BATCHES * rows)
+        unread = iter(items)
+        while part := list(islice(unread, size)):
+            yield part
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """What the method gives on one of the replicas."""
-        return next(self.map(method, [arguments]))
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the function gives on one of the replicas."""
+        return next(self.map(function, [arguments]))
 
-    def map(self, method: str, tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """What the method gives for the arguments of each task, in the order in which replicas finish."""
+    def map(self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """What the function gives for the arguments of each task, in the order in which replicas finish."""
         if self._mapping:
             raise UnmaskError("a pool does one thing at a time: take all results of the other call first, or close it")
         self._mapping = True
+        fresh, again = map(_Task, tasks), deque[_Task]()
         try:
-            fresh, again = iter(tasks), deque[_Task]()
-            following = self._following(fresh, again)
-            while following is not None or self._mine():
+            following = next(fresh, None)
+            while following is not None or any(member.task for member in self._asked.values()):
                 while following is not None and self._idle:
-                    self._hand_out(method, following)
-                    following = self._following(fresh, again)
+                    self._hand_out(function, following)
+                    following = again.popleft() if again else next(fresh, None)
                 yield from self._finished(again)
-                following = following or self._following(fresh, again)
+                following = following or (again.popleft() if again else next(fresh, None))
         finally:
             self._mapping = False
-            self._busy = {answer: (actor, None) for answer, (actor, _) in self._busy.items()}
+            for member in self._asked.values():
+                member.task = None
 
     def close(self) -> None:
         """End the replicas and leave the cluster."""
-        at_work = (actor for actor, _ in [*self._loading.values(), *self._busy.values()])
-        others = [*self._placing.values(), *self._probed.values(), *self._idle]
-        for actor in () if self.cluster.lost else [*others, *at_work]:
-            self._ray.kill(actor)
-        for found in (self._placing, self._loading, self._probed, self._idle, self._busy):
-            found.clear()
+        for member in () if self.cluster.lost else self._all():
+            self._ray.kill(member.actor)
+        self._asked.clear()
+        self._idle.clear()
         self.cluster.close()
 
-    @staticmethod
-    def _following(fresh: Iterator[tuple[Any, ...]], again: deque[_Task]) -> _Task | None:
-        """A lost task, else a fresh one; None: there is none at the moment."""
-        if again:
-            return again.popleft()
-        arguments = next(fresh, None)
-        return None if arguments is None else _Task(arguments)
-
-    def _mine(self) -> bool:
-        return any(task is not None for _, task in self._busy.values())
+    def _all(self) -> list[_Member]:
+        return [*self._asked.values(), *self._idle]
 
     def _start(self) -> None:
         actor = self._actor.remote()
-        self._placing[actor.place.remote()] = actor
+        self._asked[actor.place.remote()] = _Member(actor)
 
-    def _hand_out(self, method: str, task: _Task) -> None:
+    def _hand_out(self, function: Callable[..., Any], task: _Task) -> None:
         try:
-            answer = self._idle[-1].call.remote(method, *task.arguments)
+            answer = self._idle[-1].actor.call.remote(function, *task.arguments)
         except TypeError as error:
             raise UnmaskError(f"an argument cannot be sent to a replica: {one_line(error)}") from error
-        self._busy[answer] = self._idle.pop(), task
+        self._asked[answer] = self._idle.pop()
+        self._asked[answer].task = task
 
     def _finished(self, again: deque[_Task]) -> Iterator[Any]:
-        """Wait for news of replicas, and yield the results among it; lost tasks go to `again`."""
-        waiting = [*self._placing, *self._loading, *self._probed, *self._busy]
-        if not waiting:
+        """Wait for news of a replica, and yield its result if it was at work; a lost task goes to `again`."""
+        if not self._asked:
             raise WorkFailed("the pool is closed, or has no replica left")
-        news, _ = self._ray.wait(waiting, num_returns=1, timeout=TICK_S)
+        news, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=TICK_S)
         self.cluster.check()
         if not news:
             self._check_placed()
-        for answer in self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if news else ():
-            if answer in self._busy:
-                yield from self._result(answer, again)
-            elif answer in self._probed:
-                actor = self._probed.pop(answer)
-                _, lost = self._read(answer)
-                self._start() if lost else self._idle.append(actor)
-            else:
-                self._started(answer)
-
-    def _result(self, answer: Any, again: deque[_Task]) -> Iterator[Any]:
-        actor, task = self._busy.pop(answer)
-        found, lost = self._read(answer)
-        if lost is None:
-            self._idle.append(actor)
+            return
+        member = self._asked.pop(news[0])
+        task, member.task = member.task, None
+        found, lost = self._read(news[0])
+        if lost is not None:
+            self._replace(member, task, lost)
+            again.extend([] if task is None else [task])
+        elif member.node is None:
+            member.node, self._unplaced = found, 0
+            self._asked[member.actor.load.remote(self._make)] = member
+        elif not member.loaded:
+            _raise_failure(found, f"the replica on {member.node}: ")
+            member.loaded, self._failed_starts = True, 0
+            self._idle.append(member)
+        else:
+            self._idle.append(member)
             if task is not None:
                 _raise_failure(found)
                 yield found
-            return
-        self._start()
-        self._probed |= {actor.place.remote(): actor for actor in self._idle}
-        self._idle.clear()
+
+    def _replace(self, lost: _Member, task: _Task | None, why: str) -> None:
+        """Start another replica, unless several in a row were lost."""
+        if not lost.loaded:
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_LOSSES:
+                raise WorkFailed(f"{MOST_LOSSES} replicas in a row died while they started, the last one: {why}")
         if task is not None:
             task.losses += 1
             if task.losses >= MOST_LOSSES:
-                raise WorkFailed(f"{MOST_LOSSES} replicas in a row were lost over the same work, the last one: {lost}")
-            again.append(task)
-
-    def _started(self, answer: Any) -> None:
-        """The next step of a replica that starts: placed, then loaded, then idle."""
-        if answer in self._placing:
-            actor, node = self._placing.pop(answer), ""
-        else:
-            actor, node = self._loading.pop(answer)
-        found, lost = self._read(answer)
-        if lost is not None:
-            self._failed_starts += 1
-            if self._failed_starts >= MOST_LOSSES:
-                raise WorkFailed(f"{MOST_LOSSES} replicas in a row died while they started, the last one: {lost}")
-            self._start()
-        elif node:
-            _raise_failure(found, f"the replica on {node}: ")
-            self._failed_starts = 0
-            self._idle.append(actor)
-        else:
-            self._unplaced = 0
-            self._loading[actor.load.remote(self._make)] = actor, found
+                raise WorkFailed(f"{MOST_LOSSES} replicas in a row were lost over the same work, the last one: {why}")
+        self._start()
+        # The idle ones may have been on the same node: whether they live is known when they answer.
+        self._asked |= {member.actor.place.remote(): member for member in self._idle}
+        self._idle.clear()
 
     def _read(self, answer: Any) -> tuple[Any, str | None]:
         """A replica's answer, or the reason why the replica was lost."""
@@ -213,20 +196,18 @@ class Pool:
         try:
             return self._ray.get(answer), None
         except RayTaskError as error:  # arguments or a result that cannot be sent
-            return Failure(WorkFailed(last_line(error))), None
+            return WorkFailed(last_line(error)), None
         except RayError as error:
             return None, last_line(error)
 
     def _check_placed(self) -> None:
         """Raise if no replica has found room for a while."""
-        at_work = self._idle or self._probed or self._loading or self._busy
-        self._unplaced = 0 if at_work else self._unplaced + 1
+        self._unplaced = 0 if any(member.node for member in self._all()) else self._unplaced + 1
         if self._unplaced >= PLACED_TICKS:
-            share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
-            raise WorkFailed(f"no replica found room: each needs {share}, the cluster has {self.cluster.has()}")
+            raise WorkFailed(f"no replica found room: {self.cluster.needs()}")
 
 
 def _raise_failure(found: Any, place: str = "") -> None:
-    if isinstance(found, Failure):
-        found.error.args = (f"{place}{found.error}",)  # not every kind of error is made from a message
-        raise found.error
+    if isinstance(found, UnmaskError):
+        found.args = (f"{place}{found}",)  # not every kind of error is made from a message
+        raise found

@@ -5,9 +5,9 @@ An answer itself is plain data, made in answers.py.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 Reason = Literal["stop", "length"]
 
@@ -31,19 +31,15 @@ class DecodingReport(BaseModel):
     step_map: list[int] | list[list[int]] | None = None
 
 
-class CompletionLogprobs(BaseModel):
-    """Of each token that was committed, at the pass that committed it."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class CompletionChoice(BaseModel):
+class _Choice(BaseModel):
     index: int
+    logprobs: dict[str, Any] | None = Field(
+        None, description="Of each token that was committed, at the pass that committed it; in OpenAI's form."
+    )
+
+
+class CompletionChoice(_Choice):
     text: str
-    logprobs: CompletionLogprobs | None = None
     finish_reason: Reason | None = None
 
 
@@ -52,27 +48,8 @@ class ChatText(BaseModel):
     content: str
 
 
-class Candidate(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatToken(Candidate):
-    top_logprobs: list[Candidate]
-
-
-class ChatLogprobs(BaseModel):
-    """Of each token that was committed, at the pass that committed it."""
-
-    content: list[ChatToken]
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    index: int
+class ChatChoice(_Choice):
     message: ChatText
-    logprobs: ChatLogprobs | None = None
     finish_reason: Reason
 
 

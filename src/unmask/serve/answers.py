@@ -1,4 +1,4 @@
-"""What a client reads: an answer as a whole, or the chunks of one that is streamed.
+"""What a client asked for and reads: an answer as a whole, or the server-sent events of one that is streamed.
 
 answer_schema.py has the shapes. Here answers are plain data: in a chunk, a null field differs from a missing one.
 """
@@ -7,74 +7,123 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unmask import policies
 from unmask.engine.scheduler import Request
-from unmask.serve.translate import Asked
+from unmask.policies import Policy
+from unmask.serve.logprobs import Logprobs
+from unmask.serve.schema import Body
+from unmask.serve.strict_json import dumps
+from unmask.trace.record import pass_line, result_line
 from unmask.types import Output, StreamEvent
 
+DONE = b"data: [DONE]\n\n"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Answer:
-    """The answer to one request: texts, or the messages that answer a conversation."""
+    """The answer to one request, as far as its texts are decoded: texts, or messages that answer a conversation."""
 
-    asked: Asked
-    model: str
+    body: Body
+    model: str  # as clients call it
+    requests: list[Request]  # one for each choice: prompt by prompt, each prompt with seeds that count up
+    policy: Policy
+    seed: int  # of the first choice
+    ignored: list[str]
+    logprobs: list[Logprobs]  # of each request, if asked for
+    header: dict[str, Any] | None  # of the events, if they are asked for
+    outputs: dict[int, Output] = field(default_factory=dict)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+    def hear(self, index: int, event: StreamEvent) -> None:
+        """Note what the answer needs of an event of a text."""
+        if self.logprobs:
+            self.logprobs[index].hear(event)
+        if event.output is not None:
+            self.outputs[index] = event.output
+
+    @property
+    def done(self) -> bool:
+        return len(self.outputs) == len(self.requests)
+
+    def whole(self) -> dict[str, Any]:
         """Everything at once."""
-        kind = "chat.completion" if self.asked.chat else "text_completion"
-        choices = []
-        for index, output in enumerate(outputs):
+        kind, choices = "chat.completion" if self.body.chat else "text_completion", []
+        for index, output in sorted(self.outputs.items()):
             message = {"message": {"role": "assistant", "content": output.text}}
-            said = message if self.asked.chat else {"text": output.text}
-            tokens = self.asked.logprobs.get(self.asked.requests[index])
-            logprobs = None if tokens is None else tokens.whole(output)
+            said = message if self.body.chat else {"text": output.text}
+            tokens = self.logprobs[index] if self.logprobs else None
+            logprobs = None if tokens is None else tokens.form(tokens.take(output))
             choices.append(_choice(index, said, output.finish_reason, logprobs))
-        return self._head(kind) | {"choices": choices} | self.costs(outputs)
+        return self._head(kind) | {"choices": choices} | self.costs()
 
-    def hear(self, request: Request, event: StreamEvent) -> None:
-        """Note what the whole answer needs of the events of a text."""
-        if request in self.asked.logprobs:
-            self.asked.logprobs[request].hear(event.step)
+    def first_frames(self) -> bytes:
+        """The server-sent events before any text."""
+        header = b"" if self.header is None else self._event("header", self.header)
+        roles = range(len(self.requests) if self.body.chat else 0)
+        return header + b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in roles)
 
-    def chunk(
+    def frames(self, index: int, event: StreamEvent) -> bytes:
+        """Hear an event of a text; the server-sent events for it: the pass, if asked for, new text, and the end."""
+        self.hear(index, event)
+        found, logprobs = b"", None
+        if self.header is not None and event.step is not None:
+            found += self._event("pass", pass_line(index, event.step, self.requests[index].token_text))
+        if self.logprobs and (event.text_delta or event.output is not None):
+            tokens = self.logprobs[index].take(event.output)
+            logprobs = self.logprobs[index].form(tokens) if tokens else None
+        if event.text_delta:
+            found += self._chunk(index, {"content": event.text_delta}, logprobs=logprobs)
+            logprobs = None
+        if event.output is not None:
+            if self.header is not None:
+                found += self._event("result", result_line(index, event.output))
+            found += self._chunk(index, {}, event.output.finish_reason, logprobs)
+        return found
+
+    def last_frames(self) -> bytes:
+        """The server-sent events after all text."""
+        return (frame(self._chunk_of([]) | self.costs()) if self.body.include_usage else b"") + DONE
+
+    def _chunk(
         self, index: int, delta: dict[str, str], reason: str | None = None, logprobs: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """One chunk of a stream: the news of one choice, as fields of a message."""
-        said = {"delta": delta} if self.asked.chat else {"text": delta.get("content", "")}
-        return self.chunk_of([_choice(index, said, reason, logprobs)])
+    ) -> bytes:
+        """The news of one choice, as fields of a message; the last chunk has the costs, unless usage has its own."""
+        said = {"delta": delta} if self.body.chat else {"text": delta.get("content", "")}
+        chunk = self._chunk_of([_choice(index, said, reason, logprobs)])
+        if reason is not None and self.done and not self.body.include_usage:
+            chunk["decoding"] = self.costs()["decoding"]
+        return frame(chunk)
 
-    def chunk_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        head = self._head("chat.completion.chunk" if self.asked.chat else "text_completion")
-        return head | {"choices": choices} | ({"usage": None} if self.asked.include_usage else {})
+    def _chunk_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = self._head("chat.completion.chunk" if self.body.chat else "text_completion")
+        return head | {"choices": choices} | ({"usage": None} if self.body.include_usage else {})
 
-    def event(self, kind: str, line: dict[str, Any]) -> dict[str, Any]:
+    def _event(self, kind: str, line: dict[str, Any]) -> bytes:
         """A line of a trace, with the head of a chunk and without choices: clients that look for text pass it over."""
-        return line | self._head(f"decoding.{kind}") | {"choices": []}
+        return frame(line | self._head(f"decoding.{kind}") | {"choices": []}, kind)
 
     def _head(self, kind: str) -> dict[str, Any]:
-        name = f"chatcmpl-{self.id}" if self.asked.chat else f"cmpl-{self.id}"
+        name = f"chatcmpl-{self.id}" if self.body.chat else f"cmpl-{self.id}"
         return {"id": name, "object": kind, "created": self.created, "model": self.model}
 
-    def costs(self, outputs: Sequence[Output]) -> dict[str, Any]:
+    def costs(self) -> dict[str, Any]:
         """`usage` and `decoding` of the whole request."""
-        prompt = sum(output.usage.prompt_tokens for output in outputs[:: self.asked.choices])
+        outputs = [self.outputs[index] for index in range(len(self.requests))]
+        prompt = sum(output.usage.prompt_tokens for output in outputs[:: self.body.n or 1])
         completion = sum(output.usage.completion_tokens for output in outputs)
         passes = sum(output.usage.forward_passes for output in outputs)
         decoding: dict[str, Any] = {
-            "policy": policies.name_of(self.asked.policy),
-            "seed": self.asked.seed,
+            "policy": policies.name_of(self.policy),
+            "seed": self.seed,
             "forward_passes": passes,
             "tokens_per_pass": completion / passes if passes else 0.0,
-            "ignored": self.asked.ignored,
+            "ignored": self.ignored,
         }
-        if self.asked.step_map:
+        if (self.body.decoding or {}).get("step_map"):
             maps = [output.step_map for output in outputs]
             decoding["step_map"] = maps[0] if len(maps) == 1 else maps
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -83,3 +132,9 @@ class Answer:
 
 def _choice(index: int, said: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+
+
+def frame(data: dict[str, Any], kind: str | None = None) -> bytes:
+    """One server-sent event; without a kind it is a chunk."""
+    head = b"" if kind is None else f"event: {kind}\n".encode()
+    return head + b"data: " + dumps(data) + b"\n\n"

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
 
 from unmask import __version__
 from unmask.engine.generator import Generator
-from unmask.serve import answer_schema, pages, schema, tokens
-from unmask.serve.answers import Answer
-from unmask.serve.errors import ApiError, answer_to, closing, overdue, wrong
+from unmask.serve import answer_schema, pages, prompts, schema
+from unmask.serve.answers import Answer, frame
+from unmask.serve.errors import ApiError, answer_to, overdue
 from unmask.serve.guard import CheckedRequest, CheckedRoute, Guard
-from unmask.serve.metrics import CONTENT_TYPE, GONE, Counting
+from unmask.serve.metrics import GONE, Counting
 from unmask.serve.served import Served
-from unmask.serve.stream import frames
 from unmask.serve.strict_json import dumps
-from unmask.serve.translate import check_model, translate
+from unmask.serve.translate import check_model
 from unmask.serve.worker import Ticket
 
-T = TypeVar("T")
-
+STILL_HERE = b": still here\n\n"  # a comment, which clients pass over
+SILENCE_S = 10.0  # after which it is sent, so that proxies do not take the connection for dead
 _ABOUT_URLS = {404: ("unknown URL", "unknown_url"), 405: ("not allowed", "method_not_supported")}
 router = APIRouter(route_class=CheckedRoute)
 
@@ -41,21 +41,18 @@ _DECODING_RESPONSES = _BODY_RESPONSES | _errors(504) | {200: {"content": {"text/
 
 
 class EventStream(StreamingResponse):
-    """Sends frames as they come. However the response ends, the engine drops the texts that are left."""
+    """Sends frames as they come."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, ticket: Ticket, answer: Answer) -> None:
+    def __init__(self, answer: Answer, ticket: Ticket) -> None:
         # Without these headers, proxies may hold frames back.
-        super().__init__(frames(answer, ticket), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(_frames(answer, ticket), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.ticket = ticket
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         # Only under some versions of ASGI does the parent's own method notice that a client has left.
-        try:
-            await _unless_gone(receive, self.stream_response(send))
-        finally:
-            self.ticket.abandon()
+        await _unless_gone(self.ticket, receive, self.stream_response(send))
 
 
 class App(FastAPI):
@@ -84,20 +81,19 @@ def create_app(served: Served) -> App:
     config = served.config
     app.add_middleware(Guard, keys=config.api_keys, most=config.max_requests_per_key)
     if config.cors_origin:  # outside the guard: a browser asks for leave without the key, and must read a refusal
-        shared: dict[str, Any] = {
+        allowed: dict[str, Any] = {
             "allow_methods": ["GET", "POST"],
             "allow_headers": ["*"],
             "expose_headers": ["Retry-After"],
         }
-        app.add_middleware(CORSMiddleware, allow_origins=config.cors_origin, **shared)
+        app.add_middleware(CORSMiddleware, allow_origins=config.cors_origin, **allowed)
     app.add_middleware(Counting, metrics=served.worker.metrics)
     return app
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        message, param = schema.complaint(error.errors())
-        error = wrong(message, param=param)
+        error = schema.complaint(error.errors())
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         about, code = _ABOUT_URLS.get(error.status_code, (error.detail, None))
         message, headers = f"{about}: {request.method} {request.url.path}", dict(error.headers or {})
@@ -106,49 +102,42 @@ async def _error_response(request: Request, error: Exception) -> Response:
     return _reply(answer.body, answer.status_code, answer.headers)
 
 
-@router.head("/health", include_in_schema=False)
-@router.get("/health", response_model=answer_schema.Health, responses=_errors(503))
-async def health(request: Request) -> Response:
-    """Whether work is taken, and gets on."""
-    _served(request).check_alive()
-    if not _served(request).worker.accepting:
-        raise closing()
+_PROBES = {
+    "/health": (Served.check_health, "Whether work is taken, and gets on."),
+    "/health/live": (Served.check_alive, "Whether the engine is there and not stuck; else start the process anew."),
+    "/health/ready": (Served.check_ready, "Whether a request would be taken now."),
+}
+
+
+async def _probe(request: Request) -> Response:
+    check, _ = _PROBES[request.scope["route"].path]
+    check(_served(request))
     return _reply({"status": "ok"})
 
 
-@router.head("/health/live", include_in_schema=False)
-@router.get("/health/live", response_model=answer_schema.Health, responses=_errors(503))
-async def live(request: Request) -> Response:
-    """Whether the engine is there and not stuck; else the process should be started anew."""
-    _served(request).check_alive()
-    return _reply({"status": "ok"})
-
-
-@router.head("/health/ready", include_in_schema=False)
-@router.get("/health/ready", response_model=answer_schema.Health, responses=_errors(503))
-async def ready(request: Request) -> Response:
-    """Whether a request would be taken now."""
-    _served(request).check_ready()
-    return _reply({"status": "ok"})
+for _path, (_, _about) in _PROBES.items():
+    _described: dict[str, Any] = {"response_model": answer_schema.Health, "responses": _errors(503)}
+    router.add_api_route(_path, _probe, methods=["GET"], description=_about, **_described)
+    router.add_api_route(_path, _probe, methods=["HEAD"], include_in_schema=False)
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=_errors(401))
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 @router.get("/v1/models", response_model=answer_schema.ModelList, responses=_errors(401))
 async def models(request: Request) -> Response:
     """The model that is served."""
-    return _reply({"object": "list", "data": [_served(request).model()]})
+    return _reply({"object": "list", "data": [_served(request).model]})
 
 
 @router.get("/v1/models/{name:path}", response_model=answer_schema.Model, responses=_errors(401, 404))
 async def model(name: str, request: Request) -> Response:
     """That model, by its name, which may have slashes."""
     check_model(name, _served(request).name)
-    return _reply(_served(request).model())
+    return _reply(_served(request).model)
 
 
 @router.post("/v1/completions", response_model=answer_schema.Completion, responses=_DECODING_RESPONSES)
@@ -166,50 +155,68 @@ async def chat_completions(body: schema.ChatRequest, request: CheckedRequest) ->
 @router.post("/tokenize", response_model=answer_schema.Tokenized, responses=_BODY_RESPONSES)
 async def tokenize(body: schema.TokenizeRequest, request: Request) -> Response:
     """The token ids of a prompt or of a conversation, as the model would get them."""
-    return await _convert(tokens.tokenize, body, request)
+    return await _convert(prompts.tokenize, body, request)
 
 
 @router.post("/detokenize", response_model=answer_schema.Detokenized, responses=_BODY_RESPONSES)
 async def detokenize(body: schema.DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    return await _convert(tokens.detokenize, body, request)
+    return await _convert(prompts.detokenize, body, request)
 
 
 async def _convert(convert: Callable[[Any, Generator], dict[str, Any]], body: Any, request: Request) -> Response:
     served = _served(request)
     check_model(body.model, served.name)
     # In a thread, and the reply too: a long text has many tokens.
-    return await asyncio.to_thread(lambda: _reply(convert(body, served.worker.llm)))
+    return await asyncio.to_thread(lambda: _reply(convert(body, served.llm)))
 
 
 async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     served = _served(request)
     limit_s = served.config.request_timeout_s
     deadline = request.arrived + limit_s if limit_s else None
-    check_model(body.model, served.name)
     served.worker.check_room()  # before the work of encoding; `submit` checks again, for all texts
-    defaults: dict[str, Any] = {"policy": served.policy, "settings": served.settings, "most": served.config.max_queue}
-    defaults["draw_seed"] = served.config.seed is None
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     try:
         async with asyncio.timeout_at(deadline):
-            asked = await asyncio.to_thread(translate, body, served.worker.llm, **defaults)
+            answer = await asyncio.to_thread(served.translate, body)
     except TimeoutError as error:
         raise overdue() from error
-    served.check_size(asked.requests)
-    ticket = served.worker.submit(asked.requests, streamed=asked.stream or bool(asked.logprobs), deadline=deadline)
-    answer = Answer(asked=asked, model=served.name)
-    if asked.stream:
-        return EventStream(ticket, answer)
+    streamed = bool(body.stream)
+    ticket = served.worker.submit(answer.requests, streamed=streamed or bool(answer.logprobs), deadline=deadline)
+    if streamed:
+        return EventStream(answer, ticket)
+    await _unless_gone(ticket, request.receive, _hear_all(answer, ticket))
+    return _reply(answer.whole()) if answer.done else Response(status_code=GONE)
+
+
+async def _hear_all(answer: Answer, ticket: Ticket) -> None:
+    while not answer.done:
+        if (news := await ticket.next()) is not None:
+            answer.hear(*news)
+
+
+async def _frames(answer: Answer, ticket: Ticket) -> AsyncGenerator[bytes]:
+    """Text as it becomes certain, costs with the last chunk, or an error; and a sign of life in every silence."""
+    now = asyncio.get_running_loop().time
     try:
-        outputs = await _unless_gone(request.receive, ticket.outputs(answer.hear))
-    finally:
-        ticket.abandon()
-    return Response(status_code=GONE) if outputs is None else _reply(answer.whole(outputs))
+        if first := answer.first_frames():
+            yield first
+        spoke = now()
+        while not answer.done:
+            news = await ticket.next(spoke + SILENCE_S)
+            told = b"" if news is None else answer.frames(*news)
+            if told or now() >= spoke + SILENCE_S:
+                spoke = now()
+                yield told or STILL_HERE
+    except ApiError as error:
+        yield frame(error.body)
+        return
+    yield answer.last_frames()
 
 
-async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of the work, or None if the client left before."""
+async def _unless_gone(ticket: Ticket, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, until the client leaves; however it ends, the engine drops the texts that are left."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -218,8 +225,10 @@ async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[An
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].result() if tasks[0].done() else None
+        if tasks[0].done():
+            tasks[0].result()  # raises what the work raised
     finally:
+        ticket.abandon()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

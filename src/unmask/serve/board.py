@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Metric
 
-from unmask.remote.replicas import Failure
+from unmask.errors import UnmaskError
 
 STALE_S = 5.0  # without a report, a replica counts as lost
 
@@ -36,7 +36,7 @@ class Overview:
     placed: int
     under_way: int
     refusing: bool  # all of them
-    failures: tuple[Failure, ...]
+    failures: tuple[UnmaskError, ...]
 
 
 class Board:
@@ -45,7 +45,7 @@ class Board:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._reports: dict[str, tuple[float, Report]] = {}
-        self._failures: list[Failure] = []
+        self._failures: list[UnmaskError] = []
         self._end: float | None = None
 
     def report(self, replica: str, report: Report) -> float | None:
@@ -53,7 +53,7 @@ class Board:
         self._reports[replica] = self._clock(), report
         return None if self._end is None else max(0.0, self._end - self._clock())
 
-    def fail(self, replica: str, failure: Failure) -> None:
+    def fail(self, replica: str, failure: UnmaskError) -> None:
         """Note that a replica could not load its model."""
         self._reports.pop(replica, None)
         self._failures.append(failure)

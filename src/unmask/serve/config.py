@@ -1,14 +1,21 @@
-"""Where a server listens, and how much it takes on. Imports no package of the extra `serve`: flags show without it."""
+"""Where a server listens, how much it takes on, and the keys that it asks for.
+
+Imports no package of the extra `serve`: flags show without it.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from unmask.errors import UnmaskError, WrongOption
 from unmask.options import check_number, check_whole, option
 
+KEY_VARIABLE = "UNMASK_API_KEY"
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
 
 
@@ -70,3 +77,32 @@ class ServerConfig:
         for key in self.api_keys:
             if not key or not key.isprintable() or key != key.strip():
                 raise UnmaskError("the API key must be printable UTF-8, without white space at its ends")
+
+
+def with_keys(config: ServerConfig, say: Callable[[str], None]) -> ServerConfig:
+    """The config with the keys that clients may send; `say` gets a warning about a file that anyone can read."""
+    key = os.environ.get(KEY_VARIABLE)
+    if key == "":
+        raise UnmaskError(f"{KEY_VARIABLE} is empty: give it a value, or unset it to serve without a key")
+    found = [] if key is None else [key]
+    if config.api_key_file is not None:
+        found += _keys_in(Path(config.api_key_file), say)
+    if config.max_requests_per_key is not None and not found:
+        raise WrongOption("max_requests_per_key", f"needs keys: give --api-key-file, or set {KEY_VARIABLE}")
+    return replace(config, api_keys=tuple(dict.fromkeys(found)))
+
+
+def _keys_in(path: Path, say: Callable[[str], None]) -> list[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read()
+    except OSError as error:
+        raise UnmaskError(f"cannot read the API keys in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UnmaskError(f"the file of API keys {path} is not UTF-8 text") from error
+    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise UnmaskError(f"the file of API keys {path} holds none; write one a line")
+    if mode & stat.S_IROTH:
+        say(f"everyone on this machine can read the API keys in {path}; chmod 600 keeps them secret")
+    return keys

@@ -67,23 +67,24 @@ class Connections(ServerState):
         self.most, self.patience_s, self.metrics = most, patience_s, metrics
         metrics.connections.set_function(lambda: len(self.connections))
 
-    def make_room(self, new: Any) -> None:
+    def make_room(self, new: Limited) -> None:
         """Close the connection that has been idle longest, if there are too many; the new one if none is idle."""
         if len(self.connections) <= self.most:
             return
-        idle = [other for other in self.connections if other is not new and other.idle and not other.closing]
-        if idle:
+        others = [other for other in self.connections if other is not new and not other.transport.is_closing()]
+        if idle := [other for other in others if other.idle]:
             self.metrics.dropped.labels("idle").inc()
-            min(idle, key=lambda other: other.waits_since or 0.0).transport.abort()
+            min(idle, key=lambda other: other.waits_since).transport.abort()
         else:
             self.metrics.dropped.labels("full").inc()
             new.refuse(ApiError(503, f"{self.most} connections are open; come again in a moment", code="too_busy"))
 
     def drop_slow(self) -> None:
-        """Close connections that have waited too long for their clients."""
+        """Close connections that have waited too long for their clients; called ten times a second."""
         for connection in list(self.connections):
-            since = connection.waits_since
-            if since is not None and time.monotonic() - since > self.patience_s:
+            connection.look()
+            if time.monotonic() - connection.waits_since > self.patience_s:
+                self.metrics.dropped.labels("slow").inc()
                 connection.give_up(self.patience_s)
 
 
@@ -91,17 +92,14 @@ class Limited(_Protocol):
     """uvicorn's protocol, that keeps in mind since when it waits for its client."""
 
     server_state: Connections
-    waits_since: float | None = None
+    waits_since: float  # now, while it does not wait
+    seen: Any = None  # the latest request of the last look
     begun: bool = False  # a part of a head is there
 
     @property
     def idle(self) -> bool:
         """Whether no request is under way."""
         return self.cycle is None or self.cycle.response_complete
-
-    @property
-    def closing(self) -> bool:
-        return self.transport.is_closing()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -112,22 +110,15 @@ class Limited(_Protocol):
         super().data_received(data)
         # What follows an early answer may be the rest of a body.
         self.begun = self.idle and not (self.cycle is not None and self.cycle.more_body)
-        if not self.idle:
-            self.waits_since = None
-
-    def on_response_complete(self) -> None:
-        self.waits_since, self.begun = time.monotonic(), False
-        super().on_response_complete()
-        if not self.idle:  # a request that had been sent already
-            self.waits_since = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.waits_since = time.monotonic()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.waits_since = time.monotonic() if self.idle else None
+        self.waits_since = time.monotonic()
+
+    def look(self) -> None:
+        """Note the time, unless it waits for the same as before: the next request, or that its answer is read."""
+        if self.cycle is not self.seen or not (self.idle or self.flow.write_paused):
+            self.seen, self.waits_since = self.cycle, time.monotonic()
 
     def refuse(self, error: ApiError) -> None:
         """Answer before there is a request, and close."""
@@ -138,10 +129,9 @@ class Limited(_Protocol):
 
     def give_up(self, patience_s: float) -> None:
         """Close, with an answer if a head is on its way; if something is still to be read by the client, cut."""
-        if self.closing or self.flow.write_paused:
+        if self.transport.is_closing() or self.flow.write_paused:
             self.transport.abort()
         elif self.begun:
             self.refuse(dawdling("head", patience_s))
         else:
             self.transport.close()
-        self.server_state.metrics.dropped.labels("slow").inc()

@@ -10,19 +10,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-
-from unmask.errors import WorkFailed
 
 REST_S = 5.0  # for threads to end, after the time that requests have left
 LOOK_S = 0.5
 STOPPED = "stopped by SIGTERM before the server was ready"
 BOTH = (signal.SIGINT, signal.SIGTERM)
-
-
-class Stopped(BaseException):
-    """SIGTERM before the server was ready; no Exception, so that no library takes it for a failure of its own."""
 
 
 def in_main_thread() -> bool:
@@ -72,18 +66,9 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_release_sigterm)
 
 
-@contextmanager
-def stoppable() -> Generator[None]:
-    """Have SIGTERM end the work inside with one line, until a server handles signals itself."""
-
-    def stop(sig: int, frame: FrameType | None) -> None:
-        raise Stopped
-
-    with handling_signals(stop, (signal.SIGTERM,)):
-        try:
-            yield
-        except Stopped as stopped:
-            raise WorkFailed(STOPPED) from stopped
+def stoppable(say: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Have SIGTERM end the process with one line, until a server handles signals itself."""
+    return handling_signals(lambda sig, frame: leave(STOPPED, say), (signal.SIGTERM,))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -18,10 +18,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from unmask.engine.generator import Generator
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import UnmaskError, WorkFailed, counted
 from unmask.policies import Policy
-from unmask.remote.cluster import Cluster, last_line, quiet
-from unmask.remote.config import ClusterConfig
+from unmask.remote.cluster import Cluster, ClusterConfig, last_line, quiet
 from unmask.serve.board import Board, Overview
 from unmask.serve.config import ServerConfig
 from unmask.serve.ending import STOPPED, handling_signals, holding_sigterm
@@ -86,11 +85,6 @@ class Fleet:
         self._signals.append(sig)
         self._awake.put(None)
 
-    def _pause(self, seconds: float) -> None:
-        """Wait, or until a signal comes."""
-        with contextlib.suppress(Empty):
-            self._awake.get(timeout=seconds)
-
     def _check_wanted(self) -> None:
         """Raise if a signal came before the server was ready."""
         if signal.SIGINT in self._signals:
@@ -142,41 +136,32 @@ class Fleet:
     def _wait_until_ready(self) -> None:
         from ray import serve
 
-        began = time.monotonic()
-        while True:
+        began, wanted = time.monotonic(), self.cluster.replicas
+        for found in self._overviews(TICK_S / 4):
             self._check_wanted()
-            found = self._overview()
-            if found is not None:
-                if found.failures:
-                    raise found.failures[0].error
-                self._check_placed(found, time.monotonic() - began)
+            if found.failures:
+                raise found.failures[0]
+            if found.placed < wanted and time.monotonic() - began > PLACED_S:
+                placed = f"{found.placed} of {wanted} replicas found room"
+                raise WorkFailed(f"{placed}: {self.cluster.needs()}; give a smaller --replicas")
             state = _within(ANSWER_S, serve.status).applications[NAME]
             if state.status == "DEPLOY_FAILED":
                 raise WorkFailed(f"the replicas could not be started: {last_line(state.message)}")
-            if state.status == "RUNNING" and found is not None and found.ready == self.cluster.replicas:
-                break
-            self._pause(TICK_S / 4)
-        how_many = "1 replica" if found.ready == 1 else f"{found.ready} replicas"
-        self.say(f"serving {found.name} at http://{_in_url(self.config.host)}:{self.config.port}, {how_many}")
-
-    def _check_placed(self, found: Overview, waited_s: float) -> None:
-        if waited_s > PLACED_S and found.placed < (wanted := self.cluster.replicas):
-            share = f"{self.cluster.share['num_cpus']:g} CPUs and {self.cluster.gpus:g} GPUs"
-            room = f"each needs {share}, the cluster has {self.cluster.has()}"
-            raise WorkFailed(f"{found.placed} of {wanted} replicas found room: {room}; give a smaller --replicas")
+            if state.status == "RUNNING" and found.ready == wanted:
+                host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+                self.say(f"serving {found.name} at http://{host}:{self.config.port}, {counted(wanted, 'replica')}")
+                return
 
     def _watch(self) -> None:
         """Wait for a signal; raise if the cluster or all replicas are lost."""
-        wanted = ready = self.cluster.replicas
-        told, answered = 0, time.monotonic()
-        while not self._signals:
-            self._pause(TICK_S)
-            if (found := self._overview()) is None:
-                continue
+        ready, told, answered = self.cluster.replicas, 0, time.monotonic()
+        for found in self._overviews(TICK_S):
+            if self._signals:
+                return
             for failure in found.failures[told:]:
-                self.say(f"a replica could not be replaced: {failure.error}")
+                self.say(f"a replica could not be replaced: {failure}")
             if found.ready != ready:
-                self.say(f"{found.ready} of {wanted} replicas answer")
+                self.say(f"{found.ready} of {self.cluster.replicas} replicas answer")
             told, ready = len(found.failures), found.ready
             if ready:
                 answered = time.monotonic()
@@ -185,32 +170,35 @@ class Fleet:
 
     def _drain(self) -> None:
         """Give requests under way the time that they have left."""
-        self._board.stop.remote(self.config.grace_s if len(self._signals) == 1 else 0.0)
-        end, signals, said = time.monotonic() + self.config.grace_s + MARGIN_S, len(self._signals), False
-        while time.monotonic() < end:
-            found = self._overview()
-            if found is not None and found.refusing:  # none has changed since
-                if not found.under_way:
-                    return
-                if signals == 1 and not said:
-                    self.say(farewell(found.under_way, self.config.grace_s))
-                    said = True
+        grace_s, signals = self.config.grace_s, len(self._signals)
+        said = signals > 1
+        self._board.stop.remote(0.0 if said else grace_s)
+        end = time.monotonic() + grace_s + MARGIN_S
+        for found in self._overviews(TICK_S / 4):
+            if time.monotonic() > end or (found.refusing and not found.under_way):
+                return
+            if found.refusing and not said:  # the number only falls from now on
+                self.say(farewell(found.under_way, grace_s))
+                said = True
             if len(self._signals) > signals:
                 signals, end = len(self._signals), time.monotonic() + MARGIN_S
                 self._board.stop.remote(0.0)
-            self._pause(TICK_S / 4)
 
-    def _overview(self) -> Overview | None:
-        """What the board says, or None if it does not answer in time; raises if it is lost, or the cluster."""
+    def _overviews(self, pause_s: float) -> Iterator[Overview]:
+        """What the board says, at once and after every pause, which a signal ends; raises if it is lost."""
         from ray.exceptions import GetTimeoutError, RayError
 
-        self.cluster.check()
-        try:
-            return self._ray.get(self._board.overview.remote(), timeout=ANSWER_S)
-        except GetTimeoutError:
-            return None
-        except RayError as error:
-            raise WorkFailed(f"the board of this server is lost: {last_line(error)}") from error
+        while True:
+            self.cluster.check()
+            try:
+                found = self._ray.get(self._board.overview.remote(), timeout=ANSWER_S)
+            except GetTimeoutError:
+                continue
+            except RayError as error:
+                raise WorkFailed(f"the board of this server is lost: {last_line(error)}") from error
+            yield found
+            with contextlib.suppress(Empty):
+                self._awake.get(timeout=pause_s)
 
     def _close(self) -> None:
         """End the replicas and Ray Serve, and leave the cluster."""
@@ -232,10 +220,6 @@ def _with_port(config: ServerConfig, cluster: ClusterConfig) -> ServerConfig:
     if config.port == 0:
         raise UnmaskError("--port 0 cannot find a free port on another machine; give --port a number with --address")
     return config
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:

@@ -39,17 +39,14 @@ class Guard:
         if scope["type"] != "http" or not self.keys or scope["path"] in OPEN or scope["path"].startswith(FILES):
             await self.app(scope, receive, send)
             return
-        number = self._key_of(scope["headers"])
-        if number is None:
-            message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
-            error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-            await _refuse(error, scope, receive, send)
-            return
         counts = scope["method"] == "POST"
-        if counts and self.most is not None and self.in_flight[number] >= self.most:
-            message = f"{self.most} requests of this API key are under way; wait for one of them to end"
-            error = ApiError(429, message, code="too_many_requests_of_key", headers={"Retry-After": "1"})
-            await _refuse(error, scope, receive, send)
+        try:
+            number = self._key_of(scope["headers"])
+            if counts and self.most is not None and self.in_flight[number] >= self.most:
+                message = f"{self.most} requests of this API key are under way; wait for one of them to end"
+                raise ApiError(429, message, code="too_many_requests_of_key", headers={"Retry-After": "1"})
+        except ApiError as error:
+            await JSONResponse(error.body, error.status_code, error.headers)(scope, receive, send)
             return
         self.in_flight[number] += counts
         try:
@@ -57,15 +54,14 @@ class Guard:
         finally:
             self.in_flight[number] -= counts
 
-    def _key_of(self, headers: list[tuple[bytes, bytes]]) -> int | None:
+    def _key_of(self, headers: list[tuple[bytes, bytes]]) -> int:
         """The number of the key that was shown."""
         scheme, _, shown = dict(headers).get(b"authorization", b"").partition(b" ")
         equal = [hmac.compare_digest(shown.strip(), key) for key in self.keys]  # all of them, whichever it is
-        return equal.index(True) if scheme.lower() == b"bearer" and any(equal) else None
-
-
-async def _refuse(error: ApiError, scope: Any, receive: Any, send: Any) -> None:
-    await JSONResponse(error.body, error.status_code, error.headers)(scope, receive, send)
+        if scheme.lower() != b"bearer" or not any(equal):
+            message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return equal.index(True)
 
 
 class CheckedRequest(Request):

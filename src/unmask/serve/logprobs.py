@@ -12,7 +12,7 @@ from typing import Any
 
 from unmask.engine.scheduler import Request
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.types import Output, StepEvent, StreamEvent
+from unmask.types import Output, StreamEvent
 
 IMPOSSIBLE = -9999.0  # the logarithm of 0, which JSON does not have; the number is OpenAI's
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -39,11 +39,12 @@ class _Token:
     offset: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Logprobs:
     """The log-probabilities of one text, as far as its events tell."""
 
     request: Request
+    codec: TextCodec
     top: int  # candidates told of each token
     chat: bool  # in the form for conversations
     _found: dict[int, _Token] = field(init=False, default_factory=dict)  # by position
@@ -54,27 +55,18 @@ class Logprobs:
         # The text of a continuation begins behind its prompt.
         self._told = _Place(position=0 if self.request.infills else self.request.canvas.holes[0])
 
-    def hear(self, step: StepEvent | None) -> None:
-        """Note what a pass committed; what it took back will be committed again."""
-        known = {place.position: place.candidates for place in step.open or ()} if step else {}
-        for commit in step.committed if step else ():
-            likeliest, probability = known.get(commit.position, ())[: self.top], commit.probability or 0.0
-            found = _Token(id=commit.token_id, probability=probability, candidates=likeliest)
-            self._found[commit.position] = found
-
-    def chunk(self, event: StreamEvent) -> dict[str, Any] | None:
-        """Hear a pass; the tokens that end within the text up to it, or all that are left if it is the last."""
-        self.hear(event.step)
+    def hear(self, event: StreamEvent) -> None:
+        """Note what was sent, and what a pass committed; what it took back will be committed again."""
         self._sent += len(event.text_delta)
-        tokens = self._take(event.output) if event.text_delta or event.output is not None else []
-        return self._form(tokens) if tokens else None
+        if (step := event.step) is None:
+            return
+        known = {place.position: place.candidates for place in step.open or ()}
+        for commit in step.committed:
+            likeliest, probability = known.get(commit.position, ())[: self.top], commit.probability or 0.0
+            self._found[commit.position] = _Token(id=commit.token_id, probability=probability, candidates=likeliest)
 
-    def whole(self, output: Output) -> dict[str, Any]:
-        """All tokens of a finished text."""
-        return self._form(self._take(output))
-
-    def _take(self, output: Output | None) -> list[_Token]:
-        """The tokens up to the end of the text if it is finished, else up to the last that ends in what was sent."""
+    def take(self, output: Output | None) -> list[_Token]:
+        """The tokens that were not taken yet, up to the end of the text; of an unfinished one, up to what was sent."""
         canvas, place = self.request.canvas, self._told
         end = canvas.length if output is None or self.request.infills else canvas.holes[0] + len(output.token_ids)
         holes, seen, count = set(canvas.holes), list[_Token](), 0
@@ -93,7 +85,7 @@ class Logprobs:
 
     def _after(self, place: _Place, token_id: int) -> _Place:
         """The place behind the next token. A few tokens before it are enough to know how it reads."""
-        window, decode = (*place.tail, token_id), self._codec.decode
+        window, decode = (*place.tail, token_id), self.codec.decode
         text = decode(window)[len(decode(place.tail[:1])) :]
         if text.endswith(BROKEN) and len(window) <= BYTES:
             whole = place.base + len(text.rstrip(BROKEN))
@@ -101,16 +93,12 @@ class Logprobs:
         base = place.base + len(text)
         return _Place(position=place.position + 1, characters=base, base=base, tail=(token_id,))
 
-    @property
-    def _codec(self) -> TextCodec:
-        assert self.request.ending is not None
-        return self.request.ending.codec
-
-    def _form(self, tokens: list[_Token]) -> dict[str, Any]:
+    def form(self, tokens: list[_Token]) -> dict[str, Any]:
+        """What a client reads of these tokens."""
         if self.chat:
             return {"content": [self._entry(token) for token in tokens], "refusal": None}
         return {
-            "tokens": [self._codec.token_text(token.id) for token in tokens],
+            "tokens": [self.codec.token_text(token.id) for token in tokens],
             "token_logprobs": [_logprob(token.probability) for token in tokens],
             "top_logprobs": [self._best(token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
@@ -118,9 +106,9 @@ class Logprobs:
 
     def _best(self, token: _Token) -> dict[str, float]:
         """The candidates by their texts, with the committed token among them; of two that read alike, the likelier."""
-        found = {self._codec.token_text(token.id): _logprob(token.probability)}
+        found = {self.codec.token_text(token.id): _logprob(token.probability)}
         for candidate, probability in token.candidates:
-            text = self._codec.token_text(candidate)
+            text = self.codec.token_text(candidate)
             if candidate != token.id:
                 found[text] = max(found.get(text, IMPOSSIBLE), _logprob(probability))
         return found
@@ -130,7 +118,7 @@ class Logprobs:
         return self._named(token.id, token.probability) | {"top_logprobs": best}
 
     def _named(self, token_id: int, probability: float) -> dict[str, Any]:
-        text = self._codec.token_text(token_id)
+        text = self.codec.token_text(token_id)
         # The bytes of a token that is no text by itself are not known here.
         raw = None if BROKEN in text else list(text.encode("utf-8"))
         return {"token": text, "logprob": _logprob(probability), "bytes": raw}

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from unmask import policies, tasks, web
 from unmask.engine.plan import preset_name
 from unmask.options import described
 from unmask.policies import listing
-from unmask.serve.errors import ApiError
 from unmask.serve.served import Served
 from unmask.serve.strict_json import dumps
 
@@ -31,42 +30,27 @@ PROMPTS = {
     "Program": "Write a Python function that returns the longest word of a text.",
     "List": "Name five rivers of Europe and the seas into which they flow.",
 }
+FILES = {"/": "index.html", "/docs": "docs.html", "/favicon.ico": "icon.svg"}
 router = APIRouter()
 
 
-@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-async def playground(request: Request) -> Response:
-    return _file(request, "index.html")
-
-
-@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
-async def documentation(request: Request) -> Response:
-    return _file(request, "docs.html")
-
-
-@router.api_route("/favicon.ico", methods=["GET", "HEAD"], include_in_schema=False)
-async def favicon(request: Request) -> Response:
-    return _file(request, "icon.svg")
-
-
-@router.api_route("/assets/{name}", methods=["GET", "HEAD"], include_in_schema=False)
-async def assets(name: str, request: Request) -> Response:
-    return _file(request, name)
-
-
-def _file(request: Request, name: str) -> Response:
-    found = web.asset(name)
+async def _file(request: Request) -> Response:
+    found = web.asset(FILES.get(request.scope["route"].path) or request.path_params["name"])
     if found is None:
-        raise ApiError(404, f"unknown URL: {request.method} {request.url.path}", code="unknown_url")
+        raise HTTPException(404)
     headers = HEADERS | {"ETag": found.tag, "Content-Type": found.kind}
     if request.headers.get("if-none-match") == found.tag:
         return Response(status_code=304, headers=headers)
     return Response(found.content, headers=headers)
 
 
+for path in (*FILES, "/assets/{name}"):
+    router.add_api_route(path, _file, methods=["GET", "HEAD"], include_in_schema=False)
+
+
 def form_of(served: Served) -> dict[str, Any]:
     """Everything that a form for requests must know: policies and settings with their defaults, and examples."""
-    llm, own = served.worker.llm, policies.describe(served.policy)
+    llm, own = served.llm, policies.describe(served.policy)
     known = list(listing.forms(preset_name(llm.spec)))
     if own["name"] not in (row["name"] for row in known):
         about = (type(served.policy).__doc__ or "").strip().partition("\n")[0]

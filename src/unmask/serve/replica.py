@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ from ray.exceptions import RayActorError
 
 from unmask.engine.generator import Generator
 from unmask.policies import Policy
-from unmask.remote.replicas import Failure
+from unmask.remote.replicas import failure_of
 from unmask.serve.app import App, create_app
 from unmask.serve.board import Report
 from unmask.serve.config import ServerConfig
-from unmask.serve.metrics import Merged
+from unmask.serve.metrics import merged_page
 from unmask.serve.served import Served
 from unmask.settings import Settings
 
@@ -37,7 +38,7 @@ class Replica:
             self.served = await asyncio.to_thread(self._load, load, config, settings)
         except Exception as error:
             self.reporting.cancel()
-            await board.fail.remote(self.id, Failure.of(error))
+            await board.fail.remote(self.id, failure_of(error))
             raise
 
     @property
@@ -47,8 +48,8 @@ class Replica:
 
     def _load(self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings) -> Served:
         llm, policy = load()
-        served = Served.of(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
-        served.start(lambda _: None)
+        served = Served(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
+        served.start()
         return served
 
     def __serve_build_asgi_app__(self) -> App:  # Serve calls it after the constructor
@@ -56,15 +57,11 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise if the model cannot be run any more, or the engine is stuck: Serve then replaces the replica."""
-        worker, limit_s = self._loaded.worker, self._loaded.config.watchdog_s
-        if not worker.alive:
-            raise RuntimeError("the model can no longer be run: its device may be lost")
-        if limit_s and worker.stalled_s() > limit_s:
-            raise RuntimeError(f"no pass was finished for {limit_s:g} s, though there is work")
+        self._loaded.check_alive(self._loaded.config.watchdog_s or math.inf)
 
     async def _metrics(self) -> bytes:
         others = await self.board.families.remote()
-        return Merged({**others, self.id: self._loaded.worker.metrics.families()}).page()
+        return merged_page({**others, self.id: self._loaded.worker.metrics.families()})
 
     async def _keep_reporting(self) -> None:
         while True:

@@ -16,15 +16,12 @@ from typing import Any
 
 import uvicorn
 
-from unmask.engine.generator import Generator
-from unmask.errors import UnmaskError, WorkFailed
-from unmask.policies import Policy
+from unmask.errors import UnmaskError, WorkFailed, counted
 from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
 from unmask.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, RATE, Connections, Limited, most_connections
-from unmask.serve.ending import REST_S, Stopped, ended_by_force, handling_signals, leave
+from unmask.serve.ending import REST_S, ended_by_force, handling_signals
 from unmask.serve.served import Served
-from unmask.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +65,7 @@ def url_of(bound: socket.socket) -> str:
 
 def farewell(left: int, grace_s: float) -> str:
     """The line that says how many requests are under way when a server is told to stop."""
-    whose = "1 request has" if left == 1 else f"{left} requests have"
+    whose = f"{counted(left, 'request')} {'has' if left == 1 else 'have'}"
     return f"{whose} {grace_s:g} s to be finished; a second signal drops what is left"
 
 
@@ -81,28 +78,21 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        llm: Generator,
-        config: ServerConfig,
-        *,
-        policy: Policy,
-        settings: Settings,
-        say: Callable[[str], None],
-        on_ready: Callable[[str], None] = lambda url: None,
+        self, served: Served, *, say: Callable[[str], None], on_ready: Callable[[str], None] = lambda url: None
     ) -> None:
-        self.say, self.on_ready = say, on_ready
-        self.served = Served.of(llm, config, policy=policy, settings=settings, on_broken=self.stop)
-        self.worker = self.served.worker
+        self.served, self.worker, self.say, self.on_ready = served, served.worker, say, on_ready
+        self.worker.on_broken = self.stop
         self.stopping: asyncio.AbstractEventLoop | None = None  # the event loop, while the server stops
         self.hurried = False
         self.last: float | None = None  # when the process must have ended
+        config = served.config
         # No other log: warnings and errors reach stderr through Python's handler of last resort, and nothing else does.
         options: dict[str, Any] = {"log_config": ACCESS_LOG if config.access_log else None, "ws": "none"}
         options |= {"access_log": config.access_log, "lifespan": "off", "server_header": False}
         options |= {"http": Limited, "backlog": ACCEPTED_AT_ONCE}
         options["timeout_keep_alive"] = math.ceil(config.client_timeout_s)
         options["timeout_graceful_shutdown"] = math.ceil(config.grace_s) + 2  # for a task whose client is gone
-        super().__init__(uvicorn.Config(create_app(self.served), **options))
+        super().__init__(uvicorn.Config(create_app(served), **options))
         for logger in (log, logging.getLogger("uvicorn.error")):
             logger.addFilter(RATE)
 
@@ -110,10 +100,8 @@ class Server(uvicorn.Server):
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
         with ended_by_force(self._stuck, self.say):
             try:
-                self.served.start(self.say)
+                self.served.start()
                 super().run(sockets=[bound])
-            except Stopped:  # in the warm-up, which cannot be interrupted
-                leave("stopped by SIGTERM while the model was warmed up", self.say)
             finally:
                 self.worker.stop()
         if self.worker.broken:
@@ -122,20 +110,14 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Have `run` return, when the requests under way are answered or their time is up; from any thread."""
         if not self.should_exit:
-            self._end_within(self.served.config.grace_s)
-        self.should_exit = True
-
-    def _end_within(self, seconds: float) -> None:
-        self.last = time.monotonic() + seconds + REST_S
+            self.handle_exit(0, None)
 
     def _stuck(self) -> str | None:
         """Why the process must end now, if it must."""
         if self.last is not None and time.monotonic() > self.last:
             return f"a thread is still at work {REST_S:g} s after the time for requests; the process ends without it"
-        limit_s = self.served.config.watchdog_s
-        if limit_s and self.worker.stalled_s() > limit_s:
-            return f"no pass was finished for {limit_s:g} s, though there is work; the process ends"
-        return None
+        stuck = self.worker.stuck(self.served.config.watchdog_s or math.inf)
+        return None if stuck is None else f"{stuck}; the process ends"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -190,7 +172,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks to stop, the next to stop at once."""
         self.hurried, self.should_exit = self.should_exit, True
-        self._end_within(0.0 if self.hurried else self.served.config.grace_s)
+        self.last = time.monotonic() + (0.0 if self.hurried else self.served.config.grace_s) + REST_S
         if self.stopping is not None:
             self.stopping.call_soon_threadsafe(self._drop)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, WithJsonSchema
 
 from unmask.engine.detail import Detail
-from unmask.serve.errors import wrong
+from unmask.serve.errors import ApiError, wrong
 from unmask.settings import Settings
 
 MOST_LOGPROBS = 20  # candidates of each token
@@ -120,6 +120,7 @@ MODEL = _about("The served model; left out: the same.")
 
 
 class _Request(_Checked):
+    chat: ClassVar[bool] = False
     model: str | None = MODEL
     max_tokens: int | None = _about("Tokens to write; left out: the server's, else the checkpoint's, else 256.")
     max_completion_tokens: int | None = _about("The same, by OpenAI's newer name.")
@@ -135,6 +136,10 @@ class _Request(_Checked):
     user: Any = _about("Accepted, without effect.")
     decoding: Decoding | None = None
 
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
 
 class CompletionRequest(_Request):
     """A prompt to continue, the gap between it and a suffix to fill, or a text with holes to fill."""
@@ -142,7 +147,7 @@ class CompletionRequest(_Request):
     model_config = _example(prompt="Countdown: 3,4,5,12", max_tokens=48)
     prompt: Prompts = Field(description="Texts, token ids, or a text with holes: mask tokens, or parts with lengths.")
     suffix: str | TokenIds | None = _about("What follows; the text between is written.")
-    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = _about(
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None = _about(
         "Tell the log-probability of each token at the pass that committed it, and of so many candidates."
     )
 
@@ -150,6 +155,7 @@ class CompletionRequest(_Request):
 class ChatRequest(_Request):
     """A conversation to answer."""
 
+    chat: ClassVar[bool] = True
     model_config = _example(messages=[{"role": "user", "content": "Countdown: 3,4,5,12"}], max_tokens=48)
     messages: Messages = Field(description="The turns so far, which go through the checkpoint's chat template.")
     logprobs: bool | None = _about("Tell the log-probability of each token at the pass that committed it.")
@@ -182,20 +188,19 @@ def request_of(body: Any, kind: type[Body]) -> Body:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        message, param = complaint(error.errors(include_url=False))
-        raise wrong(message, param=param) from error
+        raise complaint(error.errors(include_url=False)) from error
 
 
-def complaint(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """The first of pydantic's errors in one line, and the field that it is about."""
+def complaint(errors: Sequence[Any]) -> ApiError:
+    """The first of pydantic's errors in one line, with the field that it is about."""
     first, param = errors[0], ""
     for part in (part for part in first["loc"] if part != "body"):
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
         if part in FORMS:  # what follows names the form that was tried, not a place
-            return f"{param} must be {FORMS[part]}", param
+            return wrong(f"{param} must be {FORMS[part]}", param=param)
     if first["type"] == "string_unicode":
-        return f"{param or 'the body'} has a field whose name holds half a surrogate pair", param or None
+        return wrong(f"{param or 'the body'} has a field whose name holds half a surrogate pair", param=param or None)
     if not param:
-        return "the body must be a JSON object", None
+        return wrong("the body must be a JSON object")
     said = "is missing" if first["type"] == "missing" else re.sub(r"^\w+ should", "must", first["msg"])
-    return f"{param} {said}", param
+    return wrong(f"{param} {said}", param=param)

@@ -22,21 +22,15 @@ def loads(raw: bytes, what: str) -> Any:
         raise UnmaskError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from error
     except RecursionError as error:
         raise UnmaskError(f"{what} is nested too deeply") from error
-    except _Repeated as error:
-        raise UnmaskError(f"{what} has {error} twice in one object") from error
     except ValueError as error:
         raise UnmaskError(f"{what} is not JSON: {str(error).partition(';')[0]}") from error
-
-
-class _Repeated(ValueError):
-    """A name that one object has twice."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise _Repeated(repr(name))
+        raise ValueError(f"it has {name!r} twice in one object")
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from unmask import policies
@@ -16,12 +16,13 @@ from unmask.engine.detail import Detail
 from unmask.engine.generator import Generator
 from unmask.engine.plan import Plan, plan, preset_name
 from unmask.engine.scheduler import Request
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnknownName, UnmaskError, check_known
 from unmask.policies import Policy
+from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, blaming, wrong
 from unmask.serve.logprobs import Logprobs
 from unmask.serve.prompts import has_mask, prompts_of
-from unmask.serve.schema import FORMS, MOST_STOPS, Body, ChatRequest, CompletionRequest
+from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, CompletionRequest
 from unmask.settings import Settings
 from unmask.trace.record import Trace
 
@@ -49,23 +50,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request of a client, translated: the engine's requests, and how to answer."""
-
-    requests: list[Request]  # one for each choice: prompt by prompt, each prompt with seeds that count up
-    choices: int  # of each prompt
-    policy: Policy
-    seed: int  # of the first choice
-    chat: bool
-    stream: bool
-    include_usage: bool
-    step_map: bool
-    ignored: list[str]
-    logprobs: dict[Request, Logprobs]  # of each request, if asked for
-    header: dict[str, Any] | None = None  # of the events, if they are asked for
-
-
 def check_model(name: str | None, served: str) -> None:
     """Raise if a request names another model than the one that is there."""
     if name not in (None, served):
@@ -83,52 +67,57 @@ def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
 
 
 def translate(
-    body: Body, llm: Generator, *, policy: Policy, settings: Settings, most: int, draw_seed: bool = False
-) -> Asked:
-    """What the request asks for; `policy` and `settings` are the defaults, `most` is the number of texts allowed.
+    body: Body,
+    llm: Generator,
+    *,
+    policy: Policy,
+    settings: Settings,
+    most: int,
+    name: str | None = None,
+    draw_seed: bool = False,
+) -> Answer:
+    """What the request asks for, yet to be decoded.
 
-    With `draw_seed`, a request that gives no seed has a random one, unless its temperature is 0.
+    `policy` and `settings` are the defaults, `most` is the number of texts allowed, `name` what clients call the model
+    (None: as loaded). With `draw_seed`, a request that gives no seed has a random one, unless its temperature is 0.
     """
-    extra, decoding, chat = body.model_extra or {}, body.decoding or {}, isinstance(body, ChatRequest)
+    name, extra, decoding = name or llm.spec.name, body.model_extra or {}, body.decoding or {}
+    check_model(body.model, name)
     _check_fields(body, extra)
-    prompts, choices = prompts_of(body, llm), body.n or 1
-    if len(prompts) * choices > most:
-        raise wrong(f"{len(prompts) * choices} texts are asked for; one request may ask for {most}")
+    prompts = prompts_of(body, llm)
+    if (texts := len(prompts) * (body.n or 1)) > most:
+        raise wrong(f"{texts} texts are asked for; one request may ask for {most}")
     policy, given = _policy(decoding, llm, policy), _given(body, decoding)
-    for name, (place, value) in given.items():
+    for setting, (place, value) in given.items():
         with blaming(place):
-            settings = settings.with_(**{name: value})
+            settings = settings.with_(**{setting: value})
     if draw_seed and "seed" not in given and settings.temperature > 0:
         settings = settings.with_(seed=secrets.randbelow(LARGEST_SEED))
     with blaming("decoding"):
         job = plan(llm.model, policy, settings)
-    events, detail = _events(decoding, job, streamed=bool(body.stream))
-    if (top := _logprobs(body)) is not None:  # what a pass tells serves its events and this
-        detail = replace(detail or Detail(candidates=0), candidates=max(top, detail.candidates if detail else 0))
-    requests = _requests(body, llm, prompts, job, given, detail)
+    top = _logprobs(body)
+    requests = _requests(body, llm, prompts, job, given, _detail(body, job, top))
     _check_work(decoding, job, most_blocks=max(len(request.canvas.blocks) for request in requests))
     if (told := sum(len(request.canvas.holes) for request in requests) * (top or 0)) > MOST_TOLD:
         raise wrong(f"{told} candidates are asked for; one request may ask for {MOST_TOLD}", param="logprobs")
     for request in requests:
         request.trace = None  # its lines are sent, not kept
-    return Asked(
+    events = decoding.get("events") not in (None, False)
+    return Answer(
+        body=body,
+        model=name,
         requests=requests,
-        choices=choices,
         policy=policy,
         seed=settings.seed,
-        chat=chat,
-        stream=bool(body.stream),
-        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
-        step_map=bool(decoding.get("step_map")),
         ignored=sorted({*(name for name in extra if name not in REFUSED), *_ignored_inside(body)}),
-        logprobs={} if top is None else {one: Logprobs(request=one, top=top, chat=chat) for one in requests},
+        logprobs=[] if top is None else [Logprobs(one, llm.codec, top=top, chat=body.chat) for one in requests],
         header=Trace.join([llm.new_trace(request) for request in requests]).header if events else None,
     )
 
 
 def _check_fields(body: Body, extra: dict[str, Any]) -> None:
     for name, value in extra.items():
-        if name in REFUSED and value is not None and not _neutral(value, REFUSED[name]):
+        if name in REFUSED and value is not None and value not in REFUSED[name]:
             way = f" here; give it as decoding.{name}" if name in SETTINGS else ""
             raise wrong(f"{name} is not supported{way}", param=name)
     if body.stream_options is not None and not body.stream:
@@ -144,41 +133,28 @@ def _logprobs(body: Body) -> int | None:
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs is for requests with logprobs: true", param="top_logprobs")
         return (body.top_logprobs or 0) if body.logprobs else None
-    if body.logprobs is True:
-        raise wrong(f"logprobs must be {FORMS['logprobs']}", param="logprobs")
     return None if body.logprobs is False else body.logprobs
 
 
-def _events(decoding: dict[str, Any], job: Plan, *, streamed: bool) -> tuple[bool, Detail | None]:
-    """Whether events are asked for, and what they should tell beyond the commits."""
-    given, param = decoding.get("events"), "decoding.events"
-    if given is None or given is False:
-        return False, None
-    if given is not True and not isinstance(given, dict):
+def _detail(body: Body, job: Plan, top: int | None) -> Detail | None:
+    """What passes should tell beyond their commits: what events are asked for, and candidates of log-probabilities."""
+    given, param, detail = (body.decoding or {}).get("events"), "decoding.events", None
+    if given is not None and not isinstance(given, bool | dict):
         raise wrong(f"events must be true, false or an object, got {given!r:.80}", param=param)
-    if not streamed:
+    if given not in (None, False) and not body.stream:
         raise wrong("events is for requests with stream: true", param=param)
-    if given is True:
-        return True, None
-    known = [item.name for item in fields(Detail)]
-    for key in given:
-        if key not in known:
-            raise wrong(UnknownName("field of events", key, known), param=f"{param}.{key}")
-    with blaming(param):
-        detail = Detail(**given)
-    if detail.candidates > MOST_CANDIDATES:
-        raise wrong(
-            f"candidates must be at most {MOST_CANDIDATES}, got {detail.candidates}", param=f"{param}.candidates"
-        )
-    if detail.overlap and job.block_size > WIDEST_OVERLAP:
-        widest = f"blocks of at most {WIDEST_OVERLAP} positions, got {job.block_size}"
-        raise wrong(f"overlap is for {widest}; give a smaller block_size", param=f"{param}.overlap")
-    return True, detail
-
-
-def _neutral(value: Any, values: tuple[Any, ...]) -> bool:
-    # False equals 0 in Python, but `logprobs: 0` asks for something and `logprobs: false` does not.
-    return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in values)
+    if isinstance(given, dict):
+        with blaming(param):
+            check_known("field of events", given, [item.name for item in fields(Detail)])
+            detail = Detail(**given)
+            if detail.candidates > MOST_CANDIDATES:
+                raise UnmaskError(f"candidates must be at most {MOST_CANDIDATES}, got {detail.candidates}")
+            if detail.overlap and job.block_size > WIDEST_OVERLAP:
+                widest = f"blocks of at most {WIDEST_OVERLAP} positions, got {job.block_size}"
+                raise UnmaskError(f"overlap is for {widest}; give a smaller block_size")
+    if top is not None:
+        detail = replace(detail or Detail(candidates=0), candidates=max(top, detail.candidates if detail else 0))
+    return detail
 
 
 def _ignored_inside(body: Body) -> Iterator[str]:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError
 from unmask.serve.errors import ApiError, closing, failed, overdue
 from unmask.serve.metrics import Metrics
-from unmask.types import Output, StreamEvent
+from unmask.types import StreamEvent
 
 log = logging.getLogger(__name__)
 
@@ -46,36 +46,26 @@ class Ticket:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the connection
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
-    async def events(self) -> AsyncIterator[tuple[int, StreamEvent]]:
-        """Every event with the number of its text, until each has its output; raises when the work failed."""
-        left = len(self.requests)
-        while left:
-            news = await self._next()
-            if isinstance(news, ApiError):
-                raise news
-            left -= news[1].output is not None
-            yield news
+    async def next(self, until: float | None = None) -> tuple[int, StreamEvent] | None:
+        """The next event and the number of its text; None: there was none until that time of the event loop.
 
-    async def _next(self) -> tuple[int, StreamEvent] | ApiError:
-        # Checked before too: the timeout ends a wait, and where news is there already, there is none.
-        if self.deadline is None or self._loop.time() < self.deadline:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self.deadline):
-                    return await self._news.get()
-        return overdue()
+        Raises when the work failed, or when its time is up.
+        """
+        if self.deadline is not None and self._loop.time() >= self.deadline:
+            raise overdue()
+        ends = [end for end in (self.deadline, until) if end is not None]
+        try:
+            async with asyncio.timeout_at(min(ends, default=None)):
+                news = await self._news.get()
+        except TimeoutError:
+            return None
+        if isinstance(news, ApiError):
+            raise news
+        return news
 
     @property
     def unread(self) -> int:
         return self._news.qsize()
-
-    async def outputs(self, hear: Callable[[Request, StreamEvent], None] = lambda *_: None) -> list[Output]:
-        """The outputs in the order of the requests; `hear` gets every event before."""
-        found = dict[int, Output]()
-        async for index, event in self.events():
-            hear(self.requests[index], event)
-            if event.output is not None:
-                found[index] = event.output
-        return [found[index] for index in range(len(found))]
 
     def abandon(self, error: ApiError | None = None) -> None:
         """Have the engine drop the texts that are left, and pass on the error that is the reason, if there is one."""
@@ -88,14 +78,13 @@ class Ticket:
 class Worker:
     """Takes tickets from event loops and serves them in a thread, first come, first served."""
 
-    def __init__(
-        self, llm: Generator, *, rows: int, max_queue: int, on_broken: Callable[[], None] = lambda: None
-    ) -> None:
-        self.llm, self.max_queue, self.on_broken = llm, max_queue, on_broken
+    def __init__(self, llm: Generator, *, rows: int, max_queue: int) -> None:
+        self.llm, self.max_queue = llm, max_queue
         self.metrics = Metrics()
         self.metrics.waiting.set_function(self.waiting)
         self.metrics.stalled.set_function(self.stalled_s)
         self.broken = False  # the model cannot be run any more
+        self.on_broken: Callable[[], None] = lambda: None
         self._scheduler = Scheduler(rows=rows)
         self._line = self._scheduler.line
         self._open: dict[Request, tuple[Ticket, int]] = {}  # not answered yet -> its ticket, its number there
@@ -144,6 +133,10 @@ class Worker:
         """For how long the engine has had work without finishing a pass."""
         moved = self._moved
         return 0.0 if moved is None else time.monotonic() - moved
+
+    def stuck(self, limit_s: float) -> str | None:
+        """What there is to say of an engine that has had work for longer than that without finishing a pass."""
+        return f"no pass was finished for {limit_s:g} s, though there is work" if self.stalled_s() > limit_s else None
 
     def waiting(self) -> int:
         """How many texts wait for the engine; a text whose client has left does not count."""
