@@ -6,13 +6,14 @@ models read. Knows nothing of models or policies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask.device import on_device
@@ -112,15 +113,38 @@ class PassPlan:
     @cached_property
     def positions(self) -> Int[Tensor, "b q"]:
         """The positions of each span side by side; a shorter span repeats its last position."""
-        bounds = np.array(self.spans)
-        columns = bounds[:, :1] + np.arange(max(self.sizes))
-        return on_device(torch.from_numpy(np.minimum(columns, bounds[:, 1:] - 1)), self.device)
+        columns, _ = columns_of(self.spans)
+        return on_device(torch.from_numpy(columns), self.device)
 
     @cached_property
     def visible(self) -> Int[Tensor, " b"]:
         return on_device(self.seen, self.device)
 
+    @cached_property
+    def first_only(self) -> Bool[Tensor, " b"] | None:
+        """Rows that commit their block's first position alone; None: no row does."""
+        return self._flags([row.first_only for row in self.rows])
+
+    @cached_property
+    def pin_first(self) -> Bool[Tensor, " b"] | None:
+        """Rows whose block's first position is not opened again; None: there is no such row."""
+        return self._flags([row.pin_first for row in self.rows])
+
+    def _flags(self, values: list[bool]) -> Bool[Tensor, " b"] | None:
+        return on_device(values, self.device) if any(values) else None
+
     @property
     def padded(self) -> int:
         """Positions to compute when every row is as wide as the widest."""
         return len(self.sizes) * max(self.sizes)
+
+
+def columns_of(spans: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Spans side by side, as wide as the widest: the position of each column, and which columns lie inside.
+
+    A shorter span repeats its last position. Spans may be nested: (..., 2) numbers give (..., width) columns.
+    """
+    bounds = np.array(spans)
+    first, end = bounds[..., :1], bounds[..., 1:]
+    columns = first + np.arange((end - first).max())
+    return np.minimum(columns, np.maximum(end - 1, first)), columns < end

@@ -9,7 +9,7 @@ Deals in token ids only; the batch keeps a copy of the tokens on the device.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from unmask.cache.base import Span
@@ -46,23 +46,6 @@ class Canvas:
         spans = ((start, min(start + self.block_size, end)) for start in range(first, end, self.block_size))
         self.blocks = [span for span in spans if self.is_open(span)]
         self._open_blocks()
-
-    @classmethod
-    def continuing(
-        cls,
-        prompt: list[int],
-        max_tokens: int,
-        *,
-        mask_id: int,
-        block_size: int,
-        seed: int = 0,
-        aligned: bool = False,
-        sliding: float = 1.0,
-        suffix: Sequence[int] = (),
-    ) -> Canvas:
-        """The prompt followed by `max_tokens` masks, and these by the suffix."""
-        tokens = [*prompt, *[mask_id] * max_tokens, *suffix]
-        return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed, aligned=aligned, sliding=sliding)
 
     @property
     def length(self) -> int:
@@ -113,25 +96,23 @@ class Canvas:
             end = self.tokens.index(self.mask_id)
         return self.tokens[:end] if given else [self.tokens[position] for position in self.holes if position < end]
 
-    def write(self, committed: dict[int, int], remasked: tuple[int, ...] = ()) -> bool:
-        """Record one forward pass; true when it completed the first open block."""
-        self.passes += 1
-        self._put(committed)
+    def copy(self) -> Canvas:
+        """A canvas that can be written to for itself."""
+        made = copy(self)
+        made.tokens, made.step_map = self.tokens.copy(), self.step_map.copy()
+        return made
+
+    def write(self, committed: dict[int, int], remasked: tuple[int, ...] = (), *, same_pass: bool = False) -> bool:
+        """Record a decision, of a new forward pass or of the same; true when it completed the first open block."""
+        self.passes += not same_pass
+        for position, token in committed.items():
+            self.tokens[position] = token
+            self.step_map[position] = self.passes - 1
         for position in remasked:
             self.tokens[position] = self.mask_id
             del self.step_map[position]
         self.block_step += 1
         return self._advance()
-
-    def go_on(self, committed: dict[int, int]) -> bool:
-        """Record what the same pass did in the next block; true when it completed that too."""
-        self._put(committed)
-        return self._advance()
-
-    def _put(self, committed: dict[int, int]) -> None:
-        for position, token in committed.items():
-            self.tokens[position] = token
-            self.step_map[position] = self.passes - 1
 
     def _advance(self) -> bool:
         """Leave the full blocks in front, and open the blocks that are due; true if a block was left."""

@@ -12,6 +12,7 @@ import torch
 from unmask import __version__, policies
 from unmask.cache import Cache, cache_for
 from unmask.device import widest_float
+from unmask.engine.canvas import Canvas
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
@@ -86,6 +87,22 @@ class Plan:
     def decision_settings(self) -> Settings:
         """The settings on which a decision depends, all others at their defaults."""
         return replace(self.settings, **{item.name: item.default for item in fields(Settings) if item.name in _OWN})
+
+    def decides_as(self, other: Plan) -> bool:
+        """Whether one policy may decide about rows of both plans together."""
+        return (self.policy, self.decision_settings) == (other.policy, other.decision_settings)
+
+    def canvas(self, tokens: list[int]) -> Canvas:
+        """A canvas of these tokens, masks included, to be filled by this plan."""
+        spec, settings = self.spec, self.settings
+        return Canvas(
+            tokens=tokens,
+            mask_id=spec.mask_id,
+            block_size=self.block_size,
+            seed=settings.seed,
+            aligned=spec.causal,
+            sliding=settings.sliding,
+        )
 
     def ending(self, codec: TextCodec) -> Ending:
         """What ends the text of a request with this plan."""

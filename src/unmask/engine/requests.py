@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unmask.engine.canvas import Canvas
 from unmask.engine.detail import Detail
 from unmask.engine.plan import Plan
 from unmask.engine.prompts import Prompt
@@ -45,14 +44,7 @@ def infilling(loaded: LoadedModel, text: list[int], job: Plan, detail: Detail | 
 
 def _made(loaded: LoadedModel, tokens: list[int], job: Plan, detail: Detail | None, *, infills: bool) -> Request:
     spec = loaded.model.spec
-    canvas = Canvas(
-        tokens=tokens,
-        mask_id=spec.mask_id,
-        block_size=job.block_size,
-        seed=job.settings.seed,
-        aligned=spec.causal,
-        sliding=job.settings.sliding,
-    )
+    canvas = job.canvas(tokens)
     if spec.causal and not canvas.continues:
         raise UnmaskError(f"{spec.name} sees only what lies before: it cannot fill a hole that text follows")
     request = Request(canvas=canvas, plan=job, ending=job.ending(loaded.codec), infills=infills, detail=detail)

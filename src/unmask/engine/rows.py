@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,11 +13,9 @@ from torch.nn.functional import pad
 from unmask.device import on_device
 from unmask.engine.canvas import Canvas
 from unmask.engine.commit import PassResult
-from unmask.engine.observe import Observer
 from unmask.engine.plan import Plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.models.base import ModelSpec
 from unmask.policies import most_commits, name_of, remasks, state_of
 from unmask.types import Commit, StepEvent
 
@@ -34,10 +32,11 @@ class Row:
     generator: torch.Generator
     slot: int = 0  # of its call's storage
     filled: int = 0  # most positions that were filled after a pass
-    idle: int = 0  # passes since then in which the policy did not wait
-    waited: int = 0  # passes since then in which it did
+    idle: int = 0  # decisions since then in which the policy did not wait
+    waited: int = 0  # decisions since then in which it did
     leaving: bool = False  # the request was abandoned before the pass was sealed
     done: bool = False
+    guesses: list[list[int]] = field(default_factory=list)  # what the canvas may become; see verify.py
 
     @property
     def canvas(self) -> Canvas:
@@ -47,44 +46,39 @@ class Row:
     def plan(self) -> Plan:
         return self.request.plan
 
-    def record(self, result: PassResult, *, eos_id: int, refreshed: bool) -> StepEvent:
-        """Write the result of a pass to the canvas; returns the event."""
-        canvas = self.canvas
-        step, block = canvas.passes, canvas.block
-        error, committed = None, {}
-        try:
-            self._check(result)
-        except UnmaskError as caught:  # this row fails, the others go on
-            error = caught
-        if error is None:
-            committed = self._write(result, eos_id)
-            canvas.stale = result.drifted
+    def record(self, turns: list[PassResult]) -> StepEvent:
+        """Write what a pass did to the canvas; returns the event. It has one turn, or more if guesses came true."""
+        canvas, text, commits, remasked = self.canvas, self.request.token_text, [], ()
+        step, block, ends, error = canvas.passes, canvas.block, self.leaving, None
+        for number, turn in enumerate(turns):
+            try:
+                self._check(turn)
+            except UnmaskError as caught:  # this row fails, the others go on
+                error = caught
+                break
+            for at, token in turn.committed.items():
+                numbers = {} if turn.numbers is None else turn.numbers.of_commit(at)
+                commits.append(Commit(position=at, token_id=token, text=text(token), **numbers))
+            remasked, canvas.stale = turn.remasked, turn.drifted
+            if canvas.write(turn.committed, turn.remasked, same_pass=number > 0) and self.request.ended():
+                ends = True
+                break
+        if ends and error is None:
+            canvas.end_here(self.plan.spec.eos_id)
         self.done = canvas.finished or error is not None
-        text = self.request.token_text
-        commits = tuple(Commit(position=at, token_id=token, text=text(token)) for at, token in committed.items())
+        numbers = turns[0].numbers
         return StepEvent(
             row=self.number,
             step=step,
             block=block,
-            committed=commits,
-            remasked=result.remasked if error is None else (),
-            refreshed=refreshed,
+            committed=tuple(sorted(commits, key=lambda commit: commit.position)),
+            remasked=remasked,
+            refreshed=turns[0].refreshed,
+            open=None if numbers is None else tuple(numbers.open.values()),
+            overlap=None if numbers is None else numbers.overlap,
             finished=self.done,
             error=error,
         )
-
-    def _write(self, result: PassResult, eos_id: int) -> dict[int, int]:
-        """Write a result to the canvas; returns the commits that stand. Those behind the end of the text do not."""
-        canvas, committed = self.canvas, _before(result.committed, self.canvas.block[1])
-        ends = canvas.write(committed, result.remasked) and self.request.ended()
-        while len(committed) < len(result.committed) and not ends:  # a pass that verifies may go on in the next block
-            committed = _before(result.committed, canvas.block[1])
-            ends = canvas.go_on(committed) and self.request.ended()
-        if result.step is not None:
-            canvas.block_step = result.step
-        if self.leaving or ends:
-            canvas.end_here(eos_id)
-        return committed
 
     def _check(self, result: PassResult) -> None:
         """Raise why the row cannot be decoded to its end, if it cannot."""
@@ -97,8 +91,7 @@ class Row:
             outside = f"a token outside the vocabulary of {self.plan.spec.vocab_size}"
             raise WorkFailed(f"the policy {name_of(policy)} gave {outside}")
         forced = canvas.sliding < 1.0  # the engine may add a commit in the first open block
-        once = result.step is None  # a pass that verifies decides several times
-        if once and committed > most_commits(policy, canvas.open_in_block(), canvas.block_step) + forced:
+        if committed > most_commits(policy, canvas.open_in_block(), canvas.block_step) + forced:
             raise WorkFailed(f"the policy {name_of(policy)} commits more than its most_commits allows")
         filled = len(canvas.step_map) + committed - len(result.remasked)
         if filled > self.filled:
@@ -114,58 +107,48 @@ class Row:
         raise WorkFailed(f"a row has made no progress in {passes} passes: the policy {name_of(policy)} {why}")
 
 
-def _before(commits: dict[int, int], end: int) -> dict[int, int]:
-    return {at: token for at, token in commits.items() if at < end}
-
-
 class Group:
     """Rows that one policy decides together: their tokens on the device, and what the policy remembers of them."""
 
-    def __init__(self, plan: Plan, request: Request, device: torch.device) -> None:
-        self.policy, self.settings, self.detail = plan.policy, plan.decision_settings, request.detail
-        self.observer = Observer(spec=plan.spec, settings=plan.decision_settings, needs=plan.needs)
+    def __init__(self, request: Request, device: torch.device) -> None:
+        self.plan, self.detail = request.plan, request.detail  # of the first row; `takes` says what all have in common
         self.rows: list[Row] = []
         self.newcomers: list[Row] = []  # not on the device yet
         self.state: Any = None
         self.length = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
         self.tokens: Int[Tensor, "b n"] = torch.empty(0, 0, dtype=torch.long, device=device)
         self.holes: Bool[Tensor, "b n"] = self.tokens.bool()
-        self.guesses: Int[Tensor, "b g n"] = self.tokens[:, None].expand(-1, plan.settings.verify, -1)
 
     def takes(self, request: Request) -> bool:
         """Whether the request may join: not while the policy keeps state, since a new row would have no history."""
-        same = (self.policy, self.settings, self.detail) == (
-            request.plan.policy,
-            request.plan.decision_settings,
-            request.detail,
-        )
+        same = self.plan.decides_as(request.plan) and self.detail == request.detail
         return same and self.state is None
 
-    def take_in(self, spec: ModelSpec) -> None:
+    def take_in(self) -> None:
         """Append the newcomers to the rows and to the tensors of the group."""
         rows, self.newcomers = self.newcomers, []
         if not rows:
             return
-        device = self.tokens.device
         self.rows += rows
         self.length = max(row.canvas.length for row in self.rows)
-        width = -(-self.length // _WIDTHS) * _WIDTHS
-        padded = [row.canvas.tokens + [spec.eos_id] * (width - row.canvas.length) for row in rows]
-        added = on_device(torch.tensor(padded, dtype=torch.long), device)
+        width, spec = -(-self.length // _WIDTHS) * _WIDTHS, self.plan.spec
+        added = padded([row.canvas.tokens for row in rows], width, spec.eos_id, self.tokens.device)
         wider = (0, width - self.tokens.shape[1])  # negative: the tensors become narrower
         self.tokens = torch.cat([pad(self.tokens, wider, value=spec.eos_id), added])
         self.holes = torch.cat([pad(self.holes, wider), added == spec.mask_id])
-        same = added[:, None].expand(-1, self.guesses.shape[1], -1)  # nothing is known yet of what comes
-        self.guesses = torch.cat([pad(self.guesses, wider, value=spec.eos_id), same])
 
     def retire(self) -> list[Row]:
         """Remove the rows that are done, and return them."""
         done = [row for row in self.rows if row.done]
-        if not done:
-            return []
-        staying = [number for number, row in enumerate(self.rows) if not row.done]
-        index = on_device(staying, self.tokens.device).long()
-        self.rows = [self.rows[number] for number in staying]
-        self.tokens, self.holes, self.guesses = self.tokens[index], self.holes[index], self.guesses[index]
-        self.state = state_of(self.state, index)
+        if done:
+            staying = [number for number, row in enumerate(self.rows) if not row.done]
+            index = on_device(staying, self.tokens.device).long()
+            self.rows = [self.rows[number] for number in staying]
+            self.tokens, self.holes = self.tokens[index], self.holes[index]
+            self.state = state_of(self.state, index)
         return done
+
+
+def padded(rows: list[list[int]], width: int, fill: int, device: torch.device) -> Int[Tensor, "b n"]:
+    """Rows of tokens on the device, each filled up to the width."""
+    return on_device(torch.tensor([row + [fill] * (width - len(row)) for row in rows]), device)

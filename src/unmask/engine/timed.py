@@ -13,14 +13,15 @@ from unmask.cache.storage import StoragePool
 from unmask.device import wait_for
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import PassResult
-from unmask.engine.forward import Pass
-from unmask.engine.rows import Group
-from unmask.engine.runner import GroupResult, PlainRunner
+from unmask.engine.rows import Row
+from unmask.engine.runner import GroupResult, Runner
+from unmask.engine.window import Pass
 from unmask.models.base import MaskedLM
+from unmask.policies import Policy
 from unmask.types import Decision, StepView, Timing
 
 
-class TimedRunner(PlainRunner):
+class TimedRunner(Runner):
     """A plain runner that looks at the clock."""
 
     def __init__(self, model: MaskedLM, pool: StoragePool) -> None:
@@ -36,13 +37,13 @@ class TimedRunner(PlainRunner):
         self._model_s += self._now() - began
         return done
 
-    def select(self, group: Group, view: StepView) -> tuple[Decision, Any]:
+    def select(self, policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
         began = self._now()
-        answer = super().select(group, view)
+        answer = super().select(policy, view, state)
         self._policy_s += self._now() - began
         return answer
 
-    def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[tuple[Row, list[PassResult]]]:
         found = super().read(batch, results)
         now, rows = self._now(), batch.rows
         rest_s = max(0.0, now - self._pass_began - self._model_s - self._policy_s)
