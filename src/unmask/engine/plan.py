@@ -22,7 +22,7 @@ from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
-_OF_BATCHES = ("batch_size", "timed", "on_step", "on_output")
+OF_BATCHES = ("batch_size", "timed", "on_step", "on_output")
 # Settings that each row has for itself: requests that differ only in these may be decided together.
 _OWN = ("max_tokens", "block_size", "sliding", "seed", "cache", "refresh", "cfg_scale")
 _OWN += ("stop", "stop_token_ids", "early_stop")
@@ -207,7 +207,7 @@ def _merged(settings: Settings | None, shorthand: Mapping[str, Any]) -> Settings
         )
     known = {item.name: item.default for item in fields(Settings)}
     for key in shorthand:
-        if key in _OF_BATCHES:
+        if key in OF_BATCHES:
             raise UnmaskError(f"{key} is for generate, chat and infill only")
         if key not in known:
             owner = policies.owner_of(key)
