@@ -5,9 +5,10 @@ import math
 import torch
 from doubles import Scripted
 
-from unmask.engine.commit import Decided, commit
+from unmask.engine.commit import commit
 from unmask.engine.observe import observe
 from unmask.engine.plan import plan
+from unmask.engine.rows import Group
 from unmask.engine.window import Pass, Window
 from unmask.models.base import Prediction
 from unmask.types import Decision
@@ -71,7 +72,7 @@ def test_the_view_of_a_narrow_block():
     tokens = torch.tensor([[1, 2, MASK, 3, MASK]])
     holes = torch.tensor([[False, True, True, True, True]])
     at, inside = torch.tensor([[1, 2, 2]]), torch.tensor([[True, True, False]])
-    view, _ = observe(PLAN, pass_of(torch.zeros(1, 3, V), at, inside), tokens, holes)
+    view, _ = observe(Group(plan=PLAN, tokens=tokens, holes=holes), pass_of(torch.zeros(1, 3, V), at, inside))
     assert view.masked.tolist() == [[False, True, False]]
     assert view.decoded.tolist() == [[True, False, False]]
     assert view.tokens.tolist() == [[2, MASK, -1]]
@@ -82,10 +83,11 @@ def test_the_result_is_what_was_done_to_the_canvas():
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
         decision, done, tokens, holes = case(generator, 4, 30, 8, given=("drifted", "pin_first"))
-        view, logits = observe(PLAN, done, tokens, holes)
-        after, table, _ = commit(PLAN, done, view, logits, decision, tokens)
-        decided = Decided(tokens=after, table=table, blocks=done.window.blocks, refreshed=done.refreshed)
-        for row, result in enumerate(decided.read(table.flatten().tolist())):
+        group = Group(plan=PLAN, tokens=tokens, holes=holes)
+        view, logits = observe(group, done)
+        decided = commit(group, done, view, logits, decision)
+        after = decided.tokens
+        for row, result in enumerate(decided.read(decided.table.flatten().tolist())):
             first, end = done.window.blocks[row]
             assert not result.waiting
             assert result.drifted == done.drifted[row]

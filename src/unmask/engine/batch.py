@@ -197,7 +197,7 @@ class Batch:
             self.calls.append(call)
         group = next((group for group in call.groups if group.takes(request)), None)
         if group is None:
-            group = Group(request, self.device)
+            group = Group.empty(request, self.device)
             call.groups.append(group)
         group.newcomers.append(row)
 

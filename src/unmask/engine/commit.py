@@ -1,112 +1,55 @@
-"""From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the results.
+"""From what a policy decides to what a pass does: the guarantees, and the canvas after the commits.
 
 The guarantees: only open positions are committed; a row with open positions commits at least one, unless the policy
 lets it wait or every token to commit is the mask token; where blocks slide, it commits one in the first open block; the
 mask token is never committed; only positions that this generation filled are opened again. Two more hold for a shifted
 head with a cache (`first_only` and `pin_first`; docs/engine.md says why).
 
-The host reads nothing of a pass but the table of results, and for traces the numbers of detail.py.
+The host reads nothing of a pass but the table of results.py, and for traces the numbers of detail.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.cache.base import Span
-from unmask.engine.detail import RowNumbers
+from unmask.engine.detail import row_numbers
 from unmask.engine.plan import Plan
+from unmask.engine.results import Decided, table_of
+from unmask.engine.rows import Group
 from unmask.engine.window import Pass
-from unmask.errors import UnmaskError
 from unmask.policies import with_progress
 from unmask.types import Decision, StepView
 
-# A row of the table (b, PARTS k + flags) has, for each of k columns, the token after the pass, whether it was committed
-# and whether it was opened again; then a number for each flag, in this order.
-PARTS = 3
-FLAGS = ("waiting", "drifted", "broken", "foreign", "goes_on")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassResult:
-    """What a pass did to one row."""
-
-    committed: dict[int, int] = field(default_factory=dict)  # position -> token
-    remasked: tuple[int, ...] = ()
-    waiting: bool = False  # the policy let the row idle on purpose
-    drifted: bool = False  # the next pass must refresh the row's cache
-    broken: bool = False  # an open position had no usable logits
-    foreign: bool = False  # the policy gave a token outside the vocabulary
-    goes_on: bool = False  # the block stays open and needs no refresh, so `Cache.plan_next` has the next pass's plan
-    refreshed: bool = False  # the pass renewed the row's cache
-    numbers: RowNumbers | None = None  # for a trace
-    error: UnmaskError | None = None  # why the policy could not decide; then the pass did nothing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """What came of a decision about some rows, on the device."""
-
-    tokens: Int[Tensor, "b n"]  # after the commits
-    table: Int[Tensor, "b results"]
-    blocks: tuple[Span, ...]
-    refreshed: tuple[bool, ...]
-    state: Any = None  # of the policy
-    numbers: list[RowNumbers] | None = None  # for a trace
-
-    def read(self, table: list[int]) -> list[PassResult]:
-        """The result of each row, from the numbers of the table, row by row."""
-        size = self.table.shape[1]
-        width = (size - len(FLAGS)) // PARTS
-        results = []
-        for number, (start, end) in enumerate(self.blocks):
-            row = table[number * size : (number + 1) * size]
-            columns, told = range(end - start), map(bool, row[PARTS * width :])
-            flags: dict[str, Any] = dict(zip(FLAGS, told, strict=True))
-            result = PassResult(
-                committed={start + c: row[c] for c in columns if row[width + c]},
-                remasked=tuple(start + c for c in columns if row[2 * width + c]),
-                refreshed=self.refreshed[number],
-                numbers=None if self.numbers is None else self.numbers[number],
-                **flags,
-            )
-            results.append(result)
-        return results
-
 
 def commit(
-    plan: Plan,
-    done: Pass,
-    view: StepView,
-    logits: Float[Tensor, "b k v"],
-    decision: Decision,
-    tokens: Int[Tensor, "b n"],
-) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b results"], Int[Tensor, "b k"]]:
-    """The rows' tokens after the commits, the table of results, and what is written where a column is committed.
-
-    `view` and `logits` come from `observe`.
-    """
-    mask_id, before, drifted = plan.spec.mask_id, view.tokens, done.drifted
+    group: Group, done: Pass, view: StepView, logits: Float[Tensor, "b k v"], decision: Decision, state: Any = None
+) -> Decided:
+    """Carry out a decision within the guarantees. `view` and `logits` come from `observe`; the group stays as it is."""
+    mask_id, before, drifted = group.plan.spec.mask_id, view.tokens, done.drifted
     assert before is not None
-    committed, written, foreign = _committed(plan, done, view, logits, decision)
+    committed, written, foreign = _committed(group.plan, done, view, logits, decision)
     remasked = _remasked(done, view, decision)
     after = torch.where(committed, written, before)
     if remasked is not None:
         after = after.masked_fill(remasked, mask_id)
     # In a block narrower than the window, surplus columns repeat its last position: they add 0 to it.
-    tokens = tokens.scatter_add(1, done.window.at, after - before)
+    tokens = group.tokens.scatter_add(1, done.window.at, after - before)
     goes_on = (after == mask_id).any(-1)
     goes_on = goes_on if drifted is None else goes_on & ~drifted
-    no = torch.zeros_like(goes_on)
-    told = (decision.wait, drifted, _broken(plan, view, logits), foreign, goes_on)
-    flags = [(no if flag is None else flag)[:, None] for flag in told]
-    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
-    marks = torch.cat([committed, remasked, *flags], dim=1)
-    return tokens, torch.cat([after, marks], dim=1), written
+    broken = _broken(group.plan, view, logits)
+    flags = {"waiting": decision.wait, "drifted": drifted, "broken": broken, "foreign": foreign, "goes_on": goes_on}
+    return Decided(
+        tokens=tokens,
+        table=table_of(after, committed, remasked, **flags),
+        blocks=done.window.blocks,
+        refreshed=done.refreshed,
+        state=state,
+        numbers=None if group.detail is None else row_numbers(view, decision, written, group.detail),
+    )
 
 
 def _committed(

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from unmask.device import kernels_on, widest_float
-from unmask.engine.forward import Pass
 from unmask.engine.plan import Plan
+from unmask.engine.rows import Group
 from unmask.engine.sampling import propose
-from unmask.engine.window import Window
+from unmask.engine.window import Pass, Window
 from unmask.types import StepView
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def observe(
-    plan: Plan,
-    done: Pass,
-    tokens: Int[Tensor, "b n"],
-    holes: Bool[Tensor, "b n"],
-    generators: Sequence[torch.Generator] = (),
-    most_open: int | None = None,
-    *,
-    own: bool = False,
-) -> tuple[StepView, Float[Tensor, "b k v"]]:
+def observe(group: Group, done: Pass, *, own: bool = False) -> tuple[StepView, Float[Tensor, "b k v"]]:
     """The policy's view of a pass, and its logits before temperature and before `confidence_eos_eot_inf`.
 
-    `most_open`: no row has more open positions, if the host knows. `own`: the logits of the pass may be written to.
+    `own`: the logits of the pass may be written to.
     """
-    window, prediction, spec, settings = done.window, done.prediction, plan.spec, plan.settings
+    plan, tokens, window, prediction = group.plan, group.tokens, done.window, done.prediction
+    spec, settings, generators = plan.spec, plan.settings, [row.generator for row in group.rows]
     logits, sequence_logits, sequence_masked = _scored(plan, prediction.logits, own=own), None, None
     if "sequence_logits" in plan.needs:
         sequence_logits, sequence_masked = logits, tokens[:, : logits.shape[1]] == spec.mask_id
@@ -49,7 +39,7 @@ def observe(
         masked=masked,
         proposed=proposed,
         tokens=here,
-        decoded=window.columns(holes) & (window.inside ^ masked),  # masked positions lie inside
+        decoded=window.columns(group.holes) & (window.inside ^ masked),  # masked positions lie inside
         start=window.at[:, 0],
         step=window.step,
         remaining=(tokens == spec.mask_id).sum(-1),
@@ -60,7 +50,7 @@ def observe(
         length=window.length,
         attention=prediction.attention,
         shadow_logits=None if shadow is None else _scored(plan, shadow, own=False),
-        open_at_most=most_open,
+        open_at_most=max((row.canvas.open_in_block() for row in group.rows), default=None),
         model_dtype=prediction.logits.dtype,
         exact_dtype=settings.reference_dtype,
     )
@@ -89,7 +79,7 @@ def _without(logits: Float[Tensor, "b k v"], tokens: list[int]) -> Float[Tensor,
     return logits
 
 
-def _uniform(window: Window, generators: Sequence[torch.Generator]) -> Float[Tensor, "b k"]:
+def _uniform(window: Window, generators: list[torch.Generator]) -> Float[Tensor, "b k"]:
     drawn = torch.zeros(window.at.shape, device=window.at.device)
     for row, (width, generator) in enumerate(zip(window.widths, generators, strict=True)):
         drawn[row, :width] = torch.rand(width, generator=generator, device=generator.device)

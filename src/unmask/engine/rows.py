@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 
 from unmask.device import on_device
 from unmask.engine.canvas import Canvas
-from unmask.engine.commit import PassResult
+from unmask.engine.detail import Detail
 from unmask.engine.plan import Plan
+from unmask.engine.results import PassResult
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import most_commits, name_of, remasks, state_of
@@ -107,17 +108,24 @@ class Row:
         raise WorkFailed(f"a row has made no progress in {passes} passes: the policy {name_of(policy)} {why}")
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Group:
     """Rows that one policy decides together: their tokens on the device, and what the policy remembers of them."""
 
-    def __init__(self, request: Request, device: torch.device) -> None:
-        self.plan, self.detail = request.plan, request.detail  # of the first row; `takes` says what all have in common
-        self.rows: list[Row] = []
-        self.newcomers: list[Row] = []  # not on the device yet
-        self.state: Any = None
-        self.length = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
-        self.tokens: Int[Tensor, "b n"] = torch.empty(0, 0, dtype=torch.long, device=device)
-        self.holes: Bool[Tensor, "b n"] = self.tokens.bool()
+    plan: Plan  # of the first row; `takes` says what it has in common with the others
+    detail: Detail | None = None
+    tokens: Int[Tensor, "b n"]
+    holes: Bool[Tensor, "b n"]  # the positions to fill
+    rows: list[Row] = field(default_factory=list)
+    newcomers: list[Row] = field(default_factory=list)  # not on the device yet
+    state: Any = None
+    length: int = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
+
+    @classmethod
+    def empty(cls, request: Request, device: torch.device) -> Group:
+        """A group for this request and others like it."""
+        none = torch.empty(0, 0, dtype=torch.long, device=device)
+        return cls(plan=request.plan, detail=request.detail, tokens=none, holes=none.bool())
 
     def takes(self, request: Request) -> bool:
         """Whether the request may join: not while the policy keeps state, since a new row would have no history."""

@@ -7,29 +7,26 @@ results of this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
 from unmask.engine.batch import Batch, Call
-from unmask.engine.commit import Decided, PassResult, commit
-from unmask.engine.detail import Detail, row_numbers
+from unmask.engine.commit import commit
 from unmask.engine.forward import forward
 from unmask.engine.observe import observe
-from unmask.engine.plan import Plan
+from unmask.engine.results import Decided, PassResult
 from unmask.engine.rows import Group, Row
 from unmask.engine.verify import forward_with_guesses, verified
 from unmask.engine.window import Pass
 from unmask.errors import UnmaskError
 from unmask.models.base import MaskedLM
-from unmask.policies import Policy
 from unmask.types import Decision, StepView
 
 
@@ -58,7 +55,7 @@ class Runner:
         """Have the policy decide, and commit within the guarantees; the group's tokens and state are replaced."""
         try:
             if done.guessed is not None:
-                return GroupResult(group=group, turns=verified(group, done, self.decide_rows))
+                return GroupResult(group=group, turns=verified(group, done, self.decide_once))
             decided = self.decide_group(group, done)
         except UnmaskError as error:  # the rows of this group fail, the other groups go on
             return GroupResult(group=group, turns=[[PassResult(error=error, refreshed=r)] for r in done.refreshed])
@@ -66,49 +63,16 @@ class Runner:
         return GroupResult(group=group, decided=decided)
 
     def decide_group(self, group: Group, done: Pass) -> Decided:
-        """Decide about all rows of a group."""
-        return self.decide_rows(
-            group.plan,
-            done,
-            group.tokens,
-            group.holes,
-            state=group.state,
-            generators=[row.generator for row in group.rows],
-            most_open=max(row.canvas.open_in_block() for row in group.rows),
-            detail=group.detail,
-        )
+        return self.decide_once(group, done)
 
-    def decide_rows(
-        self,
-        plan: Plan,
-        done: Pass,
-        tokens: Int[Tensor, "b n"],
-        holes: Bool[Tensor, "b n"],
-        *,
-        state: Any = None,
-        generators: Sequence[torch.Generator] = (),
-        most_open: int | None = None,
-        detail: Detail | None = None,
-        own: bool = False,
-    ) -> Decided:
-        """Observe, decide and commit once; changes none of its inputs, except logits that are its `own`.
+    def decide_once(self, group: Group, done: Pass, *, own: bool = False) -> Decided:
+        """Observe, decide and commit; changes none of its inputs, except logits that are its `own`."""
+        view, logits = observe(group, done, own=own)
+        decision, state = self.select(group, view)
+        return commit(group, done, view, logits, decision, state)
 
-        most_open: no row has more open positions, as far as the host knows, which saves a rule work.
-        """
-        view, logits = observe(plan, done, tokens, holes, generators, most_open, own=own)
-        decision, state = self.select(plan.policy, view, state)
-        after, table, written = commit(plan, done, view, logits, decision, tokens)
-        return Decided(
-            tokens=after,
-            table=table,
-            blocks=done.window.blocks,
-            refreshed=done.refreshed,
-            state=state,
-            numbers=None if detail is None else row_numbers(view, decision, written, detail),
-        )
-
-    def select(self, policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
-        return policies.decide(policy, view, state)
+    def select(self, group: Group, view: StepView) -> tuple[Decision, Any]:
+        return policies.decide(group.plan.policy, view, group.state)
 
     def read(self, batch: Batch, results: list[GroupResult]) -> list[tuple[Row, list[PassResult]]]:
         """Bring the results of all rows of all groups to the host in one copy; may launch the next pass."""

@@ -12,12 +12,11 @@ from typing import Any
 from unmask.cache.storage import StoragePool
 from unmask.device import wait_for
 from unmask.engine.batch import Batch, Call
-from unmask.engine.commit import PassResult
-from unmask.engine.rows import Row
+from unmask.engine.results import PassResult
+from unmask.engine.rows import Group, Row
 from unmask.engine.runner import GroupResult, Runner
 from unmask.engine.window import Pass
 from unmask.models.base import MaskedLM
-from unmask.policies import Policy
 from unmask.types import Decision, StepView, Timing
 
 
@@ -37,9 +36,9 @@ class TimedRunner(Runner):
         self._model_s += self._now() - began
         return done
 
-    def select(self, policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
+    def select(self, group: Group, view: StepView) -> tuple[Decision, Any]:
         began = self._now()
-        answer = super().select(policy, view, state)
+        answer = super().select(group, view)
         self._policy_s += self._now() - began
         return answer
 

@@ -13,23 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from unmask.cache.base import PassPlan, Span, columns_of
 from unmask.device import on_device
 from unmask.engine.batch import Call
 from unmask.engine.canvas import Canvas
-from unmask.engine.commit import Decided, PassResult
+from unmask.engine.results import Decided, PassResult
 from unmask.engine.rows import Group, Row, padded
 from unmask.engine.window import Pass, Window
 from unmask.models.base import MaskedLM, Prediction
 from unmask.policies import Fixed
 
 BLOCKS = 3  # predicted of each state: one to decide in, one to go on to, and one to guess what comes behind it
+Decide = Callable[[Group, Pass], Decided]  # the runner's `decide_once`
 FILL = Fixed(tokens_per_pass=2**31)  # a policy that commits the whole block
 
 
@@ -61,76 +61,67 @@ def _states(row: Row) -> list[list[int]]:
 
 
 class _Ahead:
-    """A row of a group, and a copy of its canvas that runs ahead of it."""
+    """A row of a group, and a copy of it that runs ahead."""
 
     def __init__(self, number: int, row: Row) -> None:
-        self.number, self.row, self.canvas = number, row, row.canvas.copy()
+        self.number, self.row = number, row
+        self.copy = replace(row, request=replace(row.request, canvas=row.canvas.copy()))
         self.state = 0  # the state whose prediction was used last
         self.turns: list[PassResult] = []
 
     @property
     def block(self) -> int:
-        """How many blocks it has left behind."""
-        return self.canvas.block_index - self.row.canvas.block_index
+        """How many blocks the copy has left behind."""
+        return self.copy.canvas.block_index - self.row.canvas.block_index
 
     @property
     def is_predicted(self) -> bool:
-        """Whether the block that it has come to was predicted."""
-        return not self.canvas.finished and self.block < BLOCKS
+        """Whether the block that the copy has come to was predicted."""
+        return not self.copy.canvas.finished and self.block < BLOCKS
 
     def goes_on(self, turn: PassResult) -> bool:
         """Note a turn; true if the state that it gave was predicted, so that another turn may follow."""
         self.turns.append(turn)
-        states = _states(self.row)
-        if turn.broken or turn.foreign or not self.is_predicted or self.canvas.tokens not in states:
+        states, reached = _states(self.row), self.copy.canvas.tokens
+        if turn.broken or turn.foreign or not self.is_predicted or reached not in states:
             return False
-        self.state = states.index(self.canvas.tokens)
+        self.state = states.index(reached)
         return True
 
 
-def verified(group: Group, done: Pass, decide_rows: Callable[..., Decided]) -> list[list[PassResult]]:
-    """The turns of every row, as far as guesses come true. The group gets its new tokens, and its rows new guesses.
-
-    decide_rows: that of the runner.
-    """
+def verified(group: Group, done: Pass, decide: Decide) -> list[list[PassResult]]:
+    """The turns of every row, as far as guesses come true. The group gets its new tokens, and its rows new guesses."""
     rows, count = [_Ahead(number, row) for number, row in enumerate(group.rows)], group.plan.settings.verify
     going = rows
     for _ in range(1 + count):
-        decide = partial(decide_rows, group.plan, detail=group.detail)
-        group.tokens, turns = _turn(going, group.tokens, group.holes, done, decide)
+        group.tokens, turns = _turn(going, group, done, decide)
         going = [row for row, turn in zip(going, turns, strict=True) if row.goes_on(turn)]
         if not going:
             break
-    tokens, guesses = group.tokens, [[] for _ in rows]
+    guessing, guesses = replace(group, detail=None), [[] for _ in rows]
     for number in range(count):
         # The policy goes on as if predictions stayed as they are. The last guess is that the block is filled at once.
-        plan = replace(group.plan, policy=FILL) if 0 < number == count - 1 else group.plan
+        if 0 < number == count - 1:
+            guessing.plan = replace(group.plan, policy=FILL)
         if open_ := [row for row in rows if row.is_predicted]:
-            tokens, _ = _turn(open_, tokens, group.holes, done, partial(decide_rows, plan))
+            guessing.tokens, _ = _turn(open_, guessing, done, decide)
         for row, made in zip(rows, guesses, strict=True):
-            made.append(row.canvas.tokens.copy())
+            made.append(row.copy.canvas.tokens.copy())
     for row, made in zip(group.rows, guesses, strict=True):
         row.guesses = made
     return [row.turns for row in rows]
 
 
-def _turn(
-    rows: list[_Ahead],
-    tokens: Int[Tensor, "b n"],
-    holes: Bool[Tensor, "b n"],
-    done: Pass,
-    decide: Callable[..., Decided],
-) -> tuple[Int[Tensor, "b n"], list[PassResult]]:
-    """Decide about some rows of a group, whose canvases follow: the tokens of all rows, and the results of these."""
+def _turn(rows: list[_Ahead], group: Group, done: Pass, decide: Decide) -> tuple[Int[Tensor, "b n"], list[PassResult]]:
+    """Decide about some rows of a group, whose copies follow; the tokens of the group then, and these rows' results."""
     assert done.guessed is not None
-    canvases, device = [row.canvas for row in rows], tokens.device
-    window = Window.over(canvases, device)
+    copies, device = [row.copy for row in rows], group.tokens.device
+    window = Window.over([row.canvas for row in copies], device)
     number, state, block = on_device([[row.number, row.state, row.block] for row in rows], device).unbind(1)
     prediction = Prediction(logits=done.guessed[number, state, block, : window.at.shape[1]])
-    part = Pass(window=window, prediction=prediction, refreshed=(False,) * len(rows))
-    most_open = max(canvas.open_in_block() for canvas in canvases)
-    decided = decide(part, tokens[number], holes[number], most_open=most_open)
+    part = replace(group, rows=copies, tokens=group.tokens[number], holes=group.holes[number])
+    decided = decide(part, Pass(window=window, prediction=prediction, refreshed=(False,) * len(rows)))
     results = decided.read(decided.table.flatten().tolist())
-    for canvas, result in zip(canvases, results, strict=True):
-        canvas.write(result.committed)
-    return tokens.index_copy(0, number, decided.tokens), results
+    for row, result in zip(copies, results, strict=True):
+        row.canvas.write(result.committed)
+    return group.tokens.index_copy(0, number, decided.tokens), results

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
-from unmask.engine.commit import Decided
 from unmask.engine.plan import Plan
+from unmask.engine.results import Decided
 from unmask.engine.rows import Group
 from unmask.engine.runner import Runner
 from unmask.engine.window import Pass, Window
@@ -82,7 +83,7 @@ def decision_of(
 
     The fourth to the eighth tensor stay as they are from pass to pass. `own`: the function may write to its logits.
     """
-    plan, window = group.plan, done.window
+    window = done.window
     optional = {name: getattr(done, name) for name in ("drifted", "first_only", "pin_first")} | {"first": window.first}
     flags = {name: flag for name, flag in optional.items() if flag is not None}
 
@@ -92,7 +93,7 @@ def decision_of(
         first = here.pop("first")
         window = Window(blocks=(), at=at, inside=inside, first=first, step=step, length=length, total=total)
         part = Pass(window=window, prediction=Prediction(logits=logits), **here)
-        decided = runner.decide_rows(plan, part, tokens, holes, own=own())
+        decided = runner.decide_once(replace(group, rows=[], tokens=tokens, holes=holes), part, own=own())
         return decided.tokens, decided.table
 
     steady = (group.holes, window.at, window.inside, window.length, window.total)
