@@ -47,11 +47,11 @@ class Watch:
     def __init__(self, runner: Runner) -> None:
         self.calls: list[ModelCall] = []
         self.kinds: set[str] = set()
-        self._shifted, self._forward = runner.model.spec.shifted, runner.forward
+        self._forward = runner.forward
         runner.forward = self._noted
 
     def _noted(self, call: Call) -> Pass:
-        done, plan = self._forward(call), call.plan(shifted=self._shifted)
+        done, plan = self._forward(call), call.plan()
         predicted = done.window.at.shape[1]
         self.calls.append(ModelCall(positions=tuple(plan.sizes), keys=tuple(plan.seen), predicted=predicted))
         # With an exact cache, the first pass over a block also stores the block before it: that counts as a refresh.

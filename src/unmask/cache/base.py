@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class RowState(Protocol):
     spans_before: int  # how many spans of open blocks came before this one
     block_step: int  # passes already spent on this one
     stale: bool  # what the cache holds of the row is missing, or has drifted too far
+    block_before: Span | None  # the span before this one
 
     @property
     def length(self) -> int: ...
@@ -48,9 +49,6 @@ class RowState(Protocol):
     def block(self) -> Span:
         """The span of the open blocks: one block, unless blocks slide."""
         ...
-
-    @property
-    def block_before(self) -> Span | None: ...
 
     @property
     def begins_open(self) -> bool:
@@ -62,13 +60,14 @@ class RowState(Protocol):
 class Cache(Protocol):
     """A kind of cache: it plans what a pass computes anew. It holds settings; keys and values lie in storage.py."""
 
-    kind: ClassVar[str]
+    @property
+    def kind(self) -> str: ...
 
-    def plan(self, row: RowState, *, shifted: bool) -> RowPlan:
-        """The plan of the row's next pass; `shifted`: the head predicts a position from the one before it."""
+    def plan(self, row: RowState) -> RowPlan:
+        """The plan of the row's next pass."""
         ...
 
-    def plan_next(self, row: RowState, *, shifted: bool) -> RowPlan | None:
+    def plan_next(self, row: RowState) -> RowPlan | None:
         """The plan of the pass after the one under way, if the row stays in its block, for runners that begin early.
 
         None: the result of the pass under way decides.

@@ -21,7 +21,11 @@ class EveryBlocks:
     count: int
 
     def due(self, row: RowState) -> bool:
-        return row.block_step == 0 and row.spans_before % self.count == 0
+        return row.block_step == 0 and self.opens(row)
+
+    def opens(self, row: RowState) -> bool:
+        """Whether the first pass over the row's block is a refresh by this rule, whatever comes."""
+        return row.spans_before % self.count == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,9 @@ class OnDrift:
 
     def due(self, row: RowState) -> bool:
         return row.stale
+
+    def opens(self, row: RowState) -> bool:
+        return False
 
 
 Refresh: TypeAlias = EveryBlocks | OnDrift

@@ -78,13 +78,13 @@ class Call:
         self._window = before.next() if stays else Window.over(canvases, self.device)
         return self._window
 
-    def plan(self, *, shifted: bool) -> PassPlan:
+    def plan(self) -> PassPlan:
         """What the next pass computes."""
-        return self._planned(tuple(row.plan.cache.plan(row.canvas, shifted=shifted) for row in self.rows))
+        return self._planned(tuple(row.plan.cache.plan(row.canvas) for row in self.rows))
 
-    def plan_next(self, *, shifted: bool) -> PassPlan | None:
+    def plan_next(self) -> PassPlan | None:
         """What the pass after the one under way computes if every row stays in its block; None: the result decides."""
-        found = [row.plan.cache.plan_next(row.canvas, shifted=shifted) for row in self.rows]
+        found = [row.plan.cache.plan_next(row.canvas) for row in self.rows]
         known = tuple(plan for plan in found if plan is not None)
         return self._planned(known) if len(known) == len(found) else None
 

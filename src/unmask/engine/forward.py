@@ -16,7 +16,7 @@ from unmask.models.base import MaskedLM, Prediction
 
 def forward(model: MaskedLM, call: Call) -> Pass:
     """Ask the model for the logits of every row's block, or of every position where a policy needs them."""
-    plan, window, tokens = call.plan(shifted=model.spec.shifted), call.window(), call.tokens()
+    plan, window, tokens = call.plan(), call.window(), call.tokens()
     kind, (cache, *others) = call.kind, call.caches
     at = None if kind.whole else window.predicted(plan)
     prediction = model.predict(

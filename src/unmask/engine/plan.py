@@ -62,7 +62,7 @@ class Plan:
 
     @cached_property
     def cache(self) -> Cache:
-        return cache_for(self.settings)
+        return cache_for(self.settings, shifted=self.spec.shifted)
 
     @cached_property
     def needs(self) -> frozenset[str]:

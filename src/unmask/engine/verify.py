@@ -38,7 +38,7 @@ def forward_with_guesses(model: MaskedLM, call: Call) -> Pass:
     rows, count = call.rows, 1 + call.kind.verify
     blocks = [_blocks(row.canvas) for row in rows]
     at = on_device(torch.from_numpy(columns_of(blocks)[0]), call.device)
-    plan = call.plan(shifted=model.spec.shifted)
+    plan = call.plan()
     repeated = PassPlan(tuple(row for row in plan.rows for _ in range(count)), plan.device)
     tokens = padded([state for row in rows for state in _states(row)], call.length, model.spec.eos_id, call.device)
     places = at.flatten(1).repeat_interleave(count, dim=0)

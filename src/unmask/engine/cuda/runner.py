@@ -92,7 +92,7 @@ class CudaRunner(Runner):
         if rows != launched.rows:  # a row has failed
             index = on_device([launched.rows.index(row) for row in rows], self.model.device)
             prediction = Prediction(logits=prediction.logits[index])
-        plan, window = call.plan(shifted=self.model.spec.shifted), call.window()
+        plan, window = call.plan(), call.window()
         self._begun = call, Pass.of(plan, window, prediction)
 
     def close(self, *, usable: bool) -> None:
@@ -115,7 +115,7 @@ class CudaRunner(Runner):
         """The next pass of rows that stay in their blocks; None where it needs more than a plain prediction."""
         kind = call.kind
         plain = not (kind.guided or kind.whole or kind.shadow or kind.attention_layers)
-        plan = call.plan_next(shifted=self.model.spec.shifted) if plain else None
+        plan = call.plan_next() if plain else None
         if plan is None or window is None:
             return None
         return self.prepare(call, plan, window.predicted(plan))
