@@ -27,10 +27,7 @@ def table(*probabilities: float, vocab: int = 8) -> torch.Tensor:
 
 def run(model, policy, prompts=((0, 1),), *, max_tokens=4, block_size=4, settings=None, **options):
     settings = settings or Settings()
-    canvases = [
-        continuing(list(p), max_tokens, mask_id=model.spec.mask_id, block_size=block_size, seed=settings.seed)
-        for p in prompts
-    ]
+    canvases = [continuing(list(p), max_tokens, mask_id=model.spec.mask_id, block_size=block_size) for p in prompts]
     return canvases, fill(model, canvases, policy, settings, **options)
 
 

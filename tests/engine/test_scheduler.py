@@ -36,7 +36,7 @@ def runner_of(model, early, pool=None):
 
 def canvases_of(model, prompts):
     sizes = {"mask_id": model.spec.mask_id, "block_size": 4}
-    return [continuing(list(p), 9 + n, seed=n, **sizes) for n, p in enumerate(prompts)]
+    return [continuing(list(p), 9 + n, **sizes) for n, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize(("temperature", "guidance"), [(0.0, 0.0), (0.7, 0.5)])
@@ -49,7 +49,11 @@ def test_a_row_that_joins_is_decoded_as_if_alone(early, family, cache, refresh, 
     model, policy = random_model(tiny_config(family), std=1.0), policies.get("threshold", threshold=0.9)
     settings = Settings(cache=cache, refresh=refresh, temperature=temperature, cfg_scale=guidance)
     made = canvases_of(model, PROMPTS[1:])
-    requests = requests_of(model, made, policy, settings)
+
+    def request(number, canvas):
+        return requests_of(model, [canvas], policy, settings.with_(seed=number))[0]
+
+    requests = [request(number, canvas) for number, canvas in enumerate(made)]
     waiting = requests[2:]
 
     def late(number):
@@ -59,7 +63,7 @@ def test_a_row_that_joins_is_decoded_as_if_alone(early, family, cache, refresh, 
     assert not waiting
     for number, canvas in enumerate(made):
         (alone,) = canvases_of(model, PROMPTS[1:])[number : number + 1]
-        own = list(events_of(requests_of(model, [alone], policy, settings), runner_of(model, early)))
+        own = list(events_of([request(number, alone)], runner_of(model, early)))
         assert canvas.tokens == alone.tokens
         assert canvas.step_map == alone.step_map
         assert [event.step for event in events if event.row == number] == [event.step for event in own]
@@ -105,12 +109,12 @@ def test_requests_of_every_kind_together_give_what_each_gives_alone(family, earl
     found = []
     for together in (True, False):
         canvases = [
-            continuing([n + 1] * (1 + 7 * n % 11), 7 + n % 4, mask_id=60, block_size=3 + n % 3, seed=n)
+            continuing([n + 1] * (1 + 7 * n % 11), 7 + n % 4, mask_id=60, block_size=3 + n % 3)
             for n in range(len(kinds))
         ]
         requests = [
-            requests_of(model, [canvas], policy, Settings(**settings))[0]
-            for canvas, (policy, settings) in zip(canvases, kinds, strict=True)
+            requests_of(model, [canvas], policy, Settings(**{"seed": n} | settings))[0]
+            for n, (canvas, (policy, settings)) in enumerate(zip(canvases, kinds, strict=True))
         ]
         for batch in [requests] if together else [[request] for request in requests]:
             list(events_of(batch, runner_of(model, early), rows=rows))

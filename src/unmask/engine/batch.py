@@ -180,7 +180,7 @@ class Batch:
     def _row(self, number: int, request: Request) -> Row:
         if request.plan.spec is not self.spec:
             raise UnmaskError("a request was made by another generator than the one that decodes it")
-        generator = torch.Generator(self.device).manual_seed(request.canvas.seed)
+        generator = torch.Generator(self.device).manual_seed(request.plan.settings.seed)
         return Row(number=number, request=request, generator=generator)
 
     def _join(self, row: Row, *, rows: int, longest: int) -> None:

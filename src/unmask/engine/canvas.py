@@ -23,7 +23,6 @@ class Canvas:
     tokens: list[int]
     mask_id: int
     block_size: int
-    seed: int = 0
     aligned: bool = False  # blocks are counted from position 0, not from the first mask
     sliding: float = 1.0  # share of the newest open block that is committed before the next one opens; 1: none slides
     holes: tuple[int, ...] = field(init=False)  # positions that were masks at the start
@@ -84,10 +83,7 @@ class Canvas:
         return self.mask_id in self.tokens[slice(*span)]
 
     def open_in_block(self) -> int:
-        return self.open_in(self.block)
-
-    def open_in(self, span: Span) -> int:
-        return self.tokens[slice(*span)].count(self.mask_id)
+        return self.tokens[slice(*self.block)].count(self.mask_id)
 
     def prefix(self, *, whole_blocks: bool, given: bool = False) -> list[int]:
         """The filled tokens up to the first mask, or those of finished blocks only; `given`: the others there too."""
@@ -134,7 +130,7 @@ class Canvas:
     def _is_due(self, newest: Span) -> bool:
         """Whether so much of the newest block is filled that the next may open."""
         holes = bisect_left(self.holes, newest[1]) - bisect_left(self.holes, newest[0])
-        filled = holes - self.open_in(newest)
+        filled = holes - self.tokens[slice(*newest)].count(self.mask_id)
         return filled >= self.sliding * holes - 1e-9  # a share such as 0.7 is no exact number
 
     def end_here(self, fill: int) -> None:

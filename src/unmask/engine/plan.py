@@ -94,15 +94,8 @@ class Plan:
 
     def canvas(self, tokens: list[int]) -> Canvas:
         """A canvas of these tokens, masks included, to be filled by this plan."""
-        spec, settings = self.spec, self.settings
-        return Canvas(
-            tokens=tokens,
-            mask_id=spec.mask_id,
-            block_size=self.block_size,
-            seed=settings.seed,
-            aligned=spec.causal,
-            sliding=settings.sliding,
-        )
+        sizes: dict[str, Any] = {"block_size": self.block_size, "sliding": self.settings.sliding}
+        return Canvas(tokens=tokens, mask_id=self.spec.mask_id, aligned=self.spec.causal, **sizes)
 
     def ending(self, codec: TextCodec) -> Ending:
         """What ends the text of a request with this plan."""
