@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ class Row:
     filled: int = 0  # most positions that were filled after a pass
     idle: int = 0  # decisions since then in which the policy did not wait
     waited: int = 0  # decisions since then in which it did
-    leaving: bool = False  # the request was abandoned before the pass was sealed
+    leaving: bool = False  # ends with the pass under way: its request was abandoned, or its text is complete
     done: bool = False
     guesses: list[list[int]] = field(default_factory=list)  # what the canvas may become; see verify.py
 
@@ -48,26 +49,24 @@ class Row:
         return self.request.plan
 
     def record(self, turns: list[PassResult]) -> StepEvent:
-        """Write what a pass did to the canvas; returns the event. It has one turn, or more if guesses came true."""
-        canvas, text, commits, remasked = self.canvas, self.request.token_text, [], ()
-        step, block, ends, error = canvas.passes, canvas.block, self.leaving, None
-        for number, turn in enumerate(turns):
-            try:
+        """Write what a pass did to the canvas; returns the event. A pass has one turn, or more if guesses came true."""
+        canvas, numbers = self.canvas, turns[0].numbers
+        step, block = canvas.passes, canvas.block
+        commits: list[Commit] = []
+        remasked, error = (), None
+        try:
+            for number, turn in enumerate(turns):
                 self._check(turn)
-            except UnmaskError as caught:  # this row fails, the others go on
-                error = caught
-                break
-            for at, token in turn.committed.items():
-                numbers = {} if turn.numbers is None else turn.numbers.of_commit(at)
-                commits.append(Commit(position=at, token_id=token, text=text(token), **numbers))
-            remasked, canvas.stale = turn.remasked, turn.drifted
-            if canvas.write(turn.committed, turn.remasked, same_pass=number > 0) and self.request.ended():
-                ends = True
-                break
-        if ends and error is None:
-            canvas.end_here(self.plan.spec.eos_id)
+                commits += self._commits(turn)
+                remasked, canvas.stale = turn.remasked, turn.drifted
+                full = canvas.write(turn.committed, turn.remasked, same_pass=number > 0)
+                self.leaving = self.leaving or (full and self.request.ended())
+                if self.leaving:
+                    canvas.end_here(self.plan.spec.eos_id)
+                    break
+        except UnmaskError as caught:  # this row fails, the others go on
+            error = caught
         self.done = canvas.finished or error is not None
-        numbers = turns[0].numbers
         return StepEvent(
             row=self.number,
             step=step,
@@ -80,6 +79,11 @@ class Row:
             finished=self.done,
             error=error,
         )
+
+    def _commits(self, turn: PassResult) -> Iterator[Commit]:
+        for position, token in turn.committed.items():
+            numbers = {} if turn.numbers is None else turn.numbers.of_commit(position)
+            yield Commit(position=position, token_id=token, text=self.request.token_text(token), **numbers)
 
     def _check(self, result: PassResult) -> None:
         """Raise why the row cannot be decoded to its end, if it cannot."""
