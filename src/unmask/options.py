@@ -30,7 +30,7 @@ def parameter(default: Any, **bounds: Any) -> Any:
     return field(default=default, metadata={"bounds": bounds})
 
 
-def check_parameters(owner: Any) -> None:
+def check_bounds(owner: Any) -> None:
     """Every field that is a `parameter` keeps to its bounds, or is None if that is its default; flags are flags."""
     for item in fields(owner):
         bounds, optional = item.metadata.get("bounds", {}), item.default is None

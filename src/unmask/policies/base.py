@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unmask.device import out_of_memory
 from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
-from unmask.options import check_parameters
+from unmask.options import check_bounds
 from unmask.policies.memory import check_state
 from unmask.registry import Registry
 from unmask.rules.selection import open_scores
@@ -52,7 +52,7 @@ class Base(Policy):
     pure: ClassVar[bool] = False  # keeps no state and asks the device nothing, so that a CUDA graph can capture it
 
     def __post_init__(self) -> None:
-        check_parameters(self)
+        check_bounds(self)
 
 
 P = TypeVar("P", bound=Policy)
