@@ -12,10 +12,10 @@ from early import Early
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
+from unmask.engine.commit import Decided
 from unmask.engine.cuda.decisions import can_capture, decision_of
 from unmask.engine.cuda.runner import CudaRunner
 from unmask.engine.decode import decode
-from unmask.engine.results import Decided
 from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Scheduler
 from unmask.errors import WorkFailed

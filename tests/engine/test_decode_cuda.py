@@ -12,7 +12,7 @@ from doubles import continuing, events_of, requests_of
 from unmask import policies
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool
-from unmask.engine.results import FLAGS, PARTS
+from unmask.engine.commit import FLAGS, PARTS
 from unmask.engine.runner import runner_for
 from unmask.models.random_weights import random_model
 from unmask.settings import Settings

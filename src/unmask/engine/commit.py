@@ -1,28 +1,63 @@
-"""From what a policy decides to what a pass does: the guarantees, and the canvas after the commits.
+"""From what a policy decides to what a pass does: the guarantees, the canvas after the commits, and the results.
 
 The guarantees: only open positions are committed; a row with open positions commits at least one, unless the policy
 lets it wait or every token to commit is the mask token; where blocks slide, it commits one in the first open block; the
 mask token is never committed; only positions that this generation filled are opened again. Two more hold for a shifted
 head with a cache (`first_only` and `pin_first`; docs/engine.md says why).
 
-The host reads nothing of a pass but the table of results.py, and for traces the numbers of detail.py.
+The host reads nothing of a pass but its table of results, and for traces the numbers of detail.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.engine.detail import row_numbers
+from unmask.cache.base import Span
+from unmask.engine.detail import RowNumbers, row_numbers
 from unmask.engine.plan import Plan
-from unmask.engine.results import Decided, table_of
-from unmask.engine.rows import Group
+from unmask.engine.rows import Group, PassResult
 from unmask.engine.window import Pass
 from unmask.policies import with_progress
 from unmask.types import Decision, StepView
+
+# A row of the table of results has, for each of k columns, the token after the pass, whether it was committed and
+# whether it was opened again; then a number for each flag, in this order.
+PARTS = 3
+FLAGS = ("waiting", "drifted", "broken", "foreign", "goes_on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What came of a decision about some rows, on the device."""
+
+    tokens: Int[Tensor, "b n"]  # after the commits
+    table: Int[Tensor, "b results"]
+    blocks: tuple[Span, ...]
+    refreshed: tuple[bool, ...]
+    state: Any = None  # of the policy
+    numbers: list[RowNumbers] | None = None  # for a trace
+
+    def read(self, table: list[int]) -> list[PassResult]:
+        """The result of each row, from the numbers of the table, row by row."""
+        size, results = self.table.shape[1], []
+        width = (size - len(FLAGS)) // PARTS
+        for number, (start, end) in enumerate(self.blocks):
+            row, columns = table[number * size : (number + 1) * size], range(end - start)
+            flags: dict[str, Any] = dict(zip(FLAGS, map(bool, row[PARTS * width :]), strict=True))
+            result = PassResult(
+                committed={start + c: row[c] for c in columns if row[width + c]},
+                remasked=tuple(start + c for c in columns if row[2 * width + c]),
+                refreshed=self.refreshed[number],
+                numbers=None if self.numbers is None else self.numbers[number],
+                **flags,
+            )
+            results.append(result)
+        return results
 
 
 def commit(
@@ -44,7 +79,7 @@ def commit(
     flags = {"waiting": decision.wait, "drifted": drifted, "broken": broken, "foreign": foreign, "goes_on": goes_on}
     return Decided(
         tokens=tokens,
-        table=table_of(after, committed, remasked, **flags),
+        table=_table(after, committed, remasked, **flags),
         blocks=done.window.blocks,
         refreshed=done.refreshed,
         state=state,
@@ -94,3 +129,16 @@ def _broken(plan: Plan, view: StepView, logits: Float[Tensor, "b k v"]) -> Bool[
     largest = logits.gather(-1, view.proposed[..., None]).squeeze(-1) if greedy else logits.amax(-1)
     usable = largest.abs() < torch.inf  # as isfinite says, in fewer launches
     return (view.masked & ~usable).any(-1)
+
+
+def _table(
+    tokens: Int[Tensor, "b k"],
+    committed: Bool[Tensor, "b k"],
+    remasked: Bool[Tensor, "b k"] | None,
+    **flags: Bool[Tensor, " b"] | None,
+) -> Int[Tensor, "b results"]:
+    """The table of a decision; what is None is False in every row."""
+    no = torch.zeros_like(committed[:, 0])
+    told = [(no if flag is None else flag)[:, None] for flag in (flags[name] for name in FLAGS)]
+    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
+    return torch.cat([tokens, torch.cat([committed, remasked, *told], dim=1)], dim=1)

@@ -1,4 +1,4 @@
-"""One request while it is decoded, and the rows that one policy decides together."""
+"""One request while it is decoded, what a pass does to it, and the rows that one policy decides together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch.nn.functional import pad
 
 from unmask.device import on_device
 from unmask.engine.canvas import Canvas
-from unmask.engine.detail import Detail
+from unmask.engine.detail import Detail, RowNumbers
 from unmask.engine.plan import Plan
-from unmask.engine.results import PassResult
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import most_commits, name_of, remasks, state_of
@@ -23,6 +22,22 @@ from unmask.types import Commit, StepEvent
 
 MOST_WAITING = 1000  # passes in which a policy may wait before it fills more positions than ever
 _WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths occur
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a pass did to one row."""
+
+    committed: dict[int, int] = field(default_factory=dict)  # position -> token
+    remasked: tuple[int, ...] = ()
+    waiting: bool = False  # the policy let the row idle on purpose
+    drifted: bool = False  # the next pass must refresh the row's cache
+    broken: bool = False  # an open position had no usable logits
+    foreign: bool = False  # the policy gave a token outside the vocabulary
+    goes_on: bool = False  # the block stays open and needs no refresh, so `Cache.plan_next` has the next pass's plan
+    refreshed: bool = False  # the pass renewed the row's cache
+    numbers: RowNumbers | None = None  # for a trace
+    error: UnmaskError | None = None  # why the policy could not decide; then the pass did nothing
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

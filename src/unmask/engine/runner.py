@@ -18,11 +18,10 @@ from unmask import policies
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
 from unmask.engine.batch import Batch, Call
-from unmask.engine.commit import commit
+from unmask.engine.commit import Decided, commit
 from unmask.engine.forward import forward
 from unmask.engine.observe import observe
-from unmask.engine.results import Decided, PassResult
-from unmask.engine.rows import Group, Row
+from unmask.engine.rows import Group, PassResult, Row
 from unmask.engine.verify import forward_with_guesses, verified
 from unmask.engine.window import Pass
 from unmask.errors import UnmaskError

@@ -12,8 +12,7 @@ from typing import Any
 from unmask.cache.storage import StoragePool
 from unmask.device import wait_for
 from unmask.engine.batch import Batch, Call
-from unmask.engine.results import PassResult
-from unmask.engine.rows import Group, Row
+from unmask.engine.rows import Group, PassResult, Row
 from unmask.engine.runner import GroupResult, Runner
 from unmask.engine.window import Pass
 from unmask.models.base import MaskedLM

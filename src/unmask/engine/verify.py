@@ -22,8 +22,8 @@ from unmask.cache.base import PassPlan, Span, columns_of
 from unmask.device import on_device
 from unmask.engine.batch import Call
 from unmask.engine.canvas import Canvas
-from unmask.engine.results import Decided, PassResult
-from unmask.engine.rows import Group, Row, padded
+from unmask.engine.commit import Decided
+from unmask.engine.rows import Group, PassResult, Row, padded
 from unmask.engine.window import Pass, Window
 from unmask.models.base import MaskedLM, Prediction
 from unmask.policies import Fixed

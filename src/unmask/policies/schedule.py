@@ -19,8 +19,6 @@ from unmask.policies.scores import eligible
 from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView
 
-SCHEDULES = ("even", "dream")
-
 
 def even_count(view: StepView, passes: int) -> Int[Tensor, " b"]:
     """Commits of this pass when a block is spread over `passes`, larger shares first; the last commits the rest."""
@@ -59,7 +57,7 @@ class Scheduled(Base):
 
     tokens_per_pass: int = parameter(1, least=1)
     passes: int | None = parameter(None, least=1)  # per block
-    schedule: str = parameter("even", choices=SCHEDULES)
+    schedule: str = parameter("even", choices=("even", "dream"))
 
     def __post_init__(self) -> None:
         Base.__post_init__(self)

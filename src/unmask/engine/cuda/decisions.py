@@ -18,8 +18,8 @@ from torch import Tensor
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
+from unmask.engine.commit import Decided
 from unmask.engine.plan import Plan
-from unmask.engine.results import Decided
 from unmask.engine.rows import Group
 from unmask.engine.runner import Runner
 from unmask.engine.window import Pass, Window

@@ -18,9 +18,9 @@ from unmask.cache.base import PassPlan
 from unmask.cache.storage import StoragePool
 from unmask.device import on_device
 from unmask.engine.batch import Batch, Call
+from unmask.engine.commit import FLAGS, Decided
 from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions
-from unmask.engine.results import FLAGS, Decided, PassResult
-from unmask.engine.rows import Group, Row
+from unmask.engine.rows import Group, PassResult, Row
 from unmask.engine.runner import GroupResult, Runner, joined_tables, rows_of
 from unmask.engine.window import Pass, Window
 from unmask.models.base import MaskedLM, PassInputs, Prediction
