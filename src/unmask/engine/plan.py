@@ -88,10 +88,6 @@ class Plan:
         """The settings on which a decision depends, all others at their defaults."""
         return replace(self.settings, **{item.name: item.default for item in fields(Settings) if item.name in _OWN})
 
-    def decides_as(self, other: Plan) -> bool:
-        """Whether one policy may decide about rows of both plans together."""
-        return (self.policy, self.decision_settings) == (other.policy, other.decision_settings)
-
     def canvas(self, tokens: list[int]) -> Canvas:
         """A canvas of these tokens, masks included, to be filled by this plan."""
         sizes: dict[str, Any] = {"block_size": self.block_size, "sliding": self.settings.sliding}

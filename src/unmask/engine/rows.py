@@ -148,8 +148,8 @@ class Group:
 
     def takes(self, request: Request) -> bool:
         """Whether the request may join: not while the policy keeps state, since a new row would have no history."""
-        same = self.plan.decides_as(request.plan) and self.detail == request.detail
-        return same and self.state is None
+        mine, its = ((plan.policy, plan.decision_settings) for plan in (self.plan, request.plan))
+        return mine == its and self.detail == request.detail and self.state is None
 
     def take_in(self) -> None:
         """Append the newcomers to the rows and to the tensors of the group."""
