@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
+from unmask.engine.decode import decode
 from unmask.engine.detail import Detail
 from unmask.engine.likelihood import loglikelihood
 from unmask.engine.plan import OF_BATCHES, plan, quantization_of
@@ -30,11 +32,11 @@ from unmask.engine.prompts import (
     requests_for,
     token_rows,
 )
-from unmask.engine.run import events_of, outputs_of, stream_of
+from unmask.engine.run import events_of, failure, stream_of, watched
 from unmask.engine.runner import Runner, runner_for
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.timed import TimedRunner
-from unmask.errors import WrongOption
+from unmask.errors import UnmaskError, WrongOption
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy
 from unmask.settings import Settings, SettingsFields
@@ -212,8 +214,28 @@ class Generator:
         """
         if batch_size < 1:
             raise WrongOption("batch_size", f"must be at least 1, got {batch_size}")
-        runner = TimedRunner(self.model, self._pool) if timed else self._runner()
-        return outputs_of(requests, runner, batch_size=batch_size, on_step=on_step, on_output=on_output)
+        order = list(range(len(requests)))
+        if on_output is None:
+            order.sort(key=lambda index: -requests[index].canvas.length)
+        outputs: dict[int, Output] = {}
+        errors: dict[int, UnmaskError] = {}
+        told, clock = 0, TimedRunner(self.model, self._pool) if timed else None
+        events = decode(Scheduler([requests[index] for index in order], rows=batch_size), clock or self._runner())
+        for event in watched(events, len(requests)):
+            index = order[event.row]
+            output = requests[index].hear(event)
+            if on_step is not None:
+                on_step(replace(event, row=index))
+            if event.error is not None:
+                errors[index] = event.error
+            elif output is not None:
+                outputs[index] = replace(output, timing=None if clock is None else clock.spent[event.row])
+            while on_output is not None and told in outputs:
+                on_output(outputs[told])
+                told += 1
+        if errors:
+            raise failure(errors, len(requests))
+        return [outputs[index] for index in range(len(requests))]
 
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
         """Decode the scheduler's requests, also requests added meanwhile, until none is left.

@@ -1,59 +1,19 @@
-"""Requests through the loop: the outputs of a list of them, or every event as it comes."""
+"""Requests through the loop, event by event: with their texts, with a bar in a notebook; and what failed of them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 from unmask.engine.decode import decode
 from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Request, Scheduler
-from unmask.engine.timed import TimedRunner
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.types import Output, StepEvent, StreamEvent
+from unmask.types import StepEvent, StreamEvent
 
 
-def outputs_of(
-    requests: Sequence[Request],
-    runner: Runner,
-    *,
-    batch_size: int,
-    on_step: Callable[[StepEvent], None] | None = None,
-    on_output: Callable[[Output], None] | None = None,
-) -> list[Output]:
-    """The outputs in the order of the requests.
-
-    The longest requests begin first, unless `on_output` wants the outputs in order. If a request fails, the others are
-    decoded before its error is raised.
-    """
-    order = list(range(len(requests)))
-    if on_output is None:
-        order.sort(key=lambda index: -requests[index].canvas.length)
-    outputs: dict[int, Output] = {}
-    errors: dict[int, UnmaskError] = {}
-    told = 0
-    events = decode(Scheduler([requests[index] for index in order], rows=batch_size), runner)
-    for event in _watched(events, len(requests)):
-        index = order[event.row]
-        output = requests[index].hear(event)
-        if on_step is not None:
-            on_step(replace(event, row=index))
-        if event.error is not None:
-            errors[index] = event.error
-        elif output is not None:
-            timing = runner.spent[event.row] if isinstance(runner, TimedRunner) else None
-            outputs[index] = replace(output, timing=timing)
-        while on_output is not None and told in outputs:
-            on_output(outputs[told])
-            told += 1
-    if errors:
-        raise _failure(errors, len(requests))
-    return [outputs[index] for index in range(len(requests))]
-
-
-def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
+def failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
     """The error to raise when some requests failed; all others were decoded."""
     index, error = min(errors.items())
     if count == 1:
@@ -62,7 +22,7 @@ def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
     return WorkFailed(f"prompt {index + 1} of {count}{more}: {error}")
 
 
-def _watched(events: Iterator[StepEvent], prompts: int) -> Iterator[StepEvent]:
+def watched(events: Iterator[StepEvent], prompts: int) -> Iterator[StepEvent]:
     """The same events; in a notebook, with a bar under the cell meanwhile, unless there is a single prompt."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if prompts < 2 or getattr(shell, "kernel", None) is None:
