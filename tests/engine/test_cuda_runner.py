@@ -9,16 +9,18 @@ import pytest
 import torch
 from doubles import Watched, continuing, events_of, fill, requests_of, tiny_config
 from early import Early
+from recalled import Recalled
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
 from unmask.engine.commit import Decided
-from unmask.engine.cuda.decisions import can_capture, decision_of
+from unmask.engine.cuda.decisions import Decisions, can_capture, decision_of, kept_for
 from unmask.engine.cuda.runner import CudaRunner
 from unmask.engine.decode import decode
 from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Scheduler
 from unmask.errors import WorkFailed
+from unmask.models.kernels.graphs import Graphs
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
 from unmask.settings import Settings
@@ -234,3 +236,34 @@ def test_decisions_about_canvases_of_like_length_are_of_one_shape(cache):
         assert canvases == rows
     assert model.computed == computed
     assert len(runner.shapes) == 2  # the last block is narrower
+
+
+class Recalling(Early):
+    """Captures decisions as a CUDA device does, in recordings that any device can replay."""
+
+    def decide_group(self, group, done):
+        decisions = Decisions.of(self.pool, group.plan)
+        if not decisions.graphs.captured:
+            decisions.graphs = Graphs(after=0, pads=True, steady=(3, 4, 5, 6, 7), record=Recalled)
+        return decisions(self, group, done)
+
+
+@pytest.mark.parametrize("name", ["mean_field", "fixed", "eb"])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llada", {}),
+        ("dream", {"cache": "dual"}),
+        ("dream", {"cache": "prefix", "refresh": "blocks:2"}),
+        ("llada", {"cache": "dual", "refresh": "drift:0.05"}),
+    ],
+)
+def test_decisions_that_are_replayed_are_the_same(family, options, name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model, settings, pool = random_model(tiny_config(family), std=0.4), Settings(**options), StoragePool()
+    expected = run(model, name, settings=settings)
+    for _ in range(2):
+        canvases = canvases_of(model)
+        events = list(events_of(requests_of(model, canvases, name, settings), Recalling(model, pool)))
+        assert (canvases, events) == expected
+    assert any(kept.graphs.captured for kept in kept_for(pool))
