@@ -14,7 +14,7 @@ from unmask.cache.storage import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.engine.plan import plan
-from unmask.engine.runner import PlainRunner, Runner
+from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.text import Ending
 from unmask.models.base import Capabilities, MaskedLM, ModelSpec, Prediction
@@ -88,6 +88,14 @@ class _NoText(TextCodec):
         return ""
 
 
+def continuing(
+    prompt: list[int], max_tokens: int, *, mask_id: int, block_size: int, suffix: Iterable[int] = (), **more: Any
+) -> Canvas:
+    """A canvas of the prompt, `max_tokens` masks, and the suffix."""
+    tokens = [*prompt, *[mask_id] * max_tokens, *suffix]
+    return Canvas(tokens=tokens, mask_id=mask_id, block_size=block_size, **more)
+
+
 def requests_of(
     model: MaskedLM,
     canvases: Iterable[Canvas],
@@ -134,7 +142,7 @@ def fill(
 ) -> list[StepEvent]:
     """Fill the canvases in place; the events of all passes."""
     pool = pool or StoragePool()
-    runner = PlainRunner(model, pool)
+    runner = Runner(model, pool)
     if early:
         from early import Early  # needs the folders that make things fast
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unmask.cache.storage import StoragePool
 from unmask.engine.cuda.runner import CudaRunner
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.models.base import MaskedLM
 
 
@@ -18,8 +18,8 @@ class Early(CudaRunner):
         tokens, cache = call.tokens(), call.caches[0]
         return lambda: self.model.predict(tokens, plan=plan, at=at, cache=cache, block_size=call.kind.block_size)
 
-    def decide_and_commit(self, group, done):
-        return PlainRunner.decide_and_commit(self, group, done)
+    def decide_group(self, group, done):
+        return Runner.decide_group(self, group, done)
 
     def close(self, *, usable):
         pass

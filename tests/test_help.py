@@ -8,7 +8,7 @@ from typing import get_type_hints
 import pytest
 
 import unmask
-from unmask.engine.keywords import Keywords
+from unmask.engine.generator import Keywords
 from unmask.settings import Settings, SettingsFields
 
 
@@ -47,11 +47,9 @@ def test_the_keywords_of_a_call_are_the_fields_of_settings():
     assert get_type_hints(SettingsFields) == {item.name: known[item.name] for item in fields(Settings)}
 
 
-@pytest.mark.parametrize("method", ["generate", "chat", "infill"])
-def test_the_keywords_that_overloads_know_are_those_of_the_call(method):
-    parameters = inspect.signature(getattr(unmask.Generator, method)).parameters.values()
+def test_the_keywords_of_chat_and_infill_are_those_of_generate():
+    generate = unmask.Generator.generate
+    parameters = inspect.signature(generate).parameters.values()
     own = {item.name for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}
     assert set(get_type_hints(Keywords)) - set(SettingsFields.__annotations__) == own
-    assert all(
-        get_type_hints(getattr(unmask.Generator, method))[name] == get_type_hints(Keywords)[name] for name in own
-    )
+    assert all(get_type_hints(generate)[name] == get_type_hints(Keywords)[name] for name in own)

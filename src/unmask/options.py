@@ -25,6 +25,25 @@ def option(default: Any, about: str, *names: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": about, "names": names, "more": more})
 
 
+def parameter(default: Any, **bounds: Any) -> Any:
+    """A field of a policy with its default and bounds: `within` an interval, a `least` whole number, or `choices`."""
+    return field(default=default, metadata={"bounds": bounds})
+
+
+def check_bounds(owner: Any) -> None:
+    """Every field that is a `parameter` keeps to its bounds, or is None if that is its default; flags are flags."""
+    for item in fields(owner):
+        bounds, optional = item.metadata.get("bounds", {}), item.default is None
+        if "within" in bounds:
+            check_number(owner, item.name, **bounds, optional=optional)
+        elif "least" in bounds:
+            check_whole(owner, item.name, **bounds, optional=optional)
+        elif "choices" in bounds:
+            check_choice(owner, item.name, **bounds, optional=optional)
+        elif isinstance(item.default, bool):
+            check_flag(owner, item.name)
+
+
 def documented(cls: type[T]) -> type[T]:
     """Add every field's help text to the docstring of the class, for `help`."""
     told = [f"        {item.name}: {item.metadata['help']}" for item in fields(cls)]  # ty: ignore[invalid-argument-type]

@@ -18,7 +18,7 @@ from unmask.bench.step import bench_step
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
 from unmask.cli import run
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.screen import show_timings
@@ -122,7 +122,7 @@ def test_tokens_before_the_end_of_each_text_are_counted_and_the_slowest_run_told
     workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("none",), max_tokens=16, block_size=8, repeats=3)
     (load,) = loads_of(workload, model)
     requests = load.requests(model)
-    list(events_of(requests, PlainRunner(model, StoragePool())))
+    list(events_of(requests, Runner(model, StoragePool())))
     rows = [request.canvas for request in requests]
     end = rows[0].filled[5]
     model.spec = replace(model.spec, end_ids=frozenset({end}))

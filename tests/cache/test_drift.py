@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from doubles import Watched, fill, tiny_config
+from doubles import Watched, continuing, fill, tiny_config
 
 from unmask import policies
 from unmask.bench.load import Load
@@ -14,7 +14,6 @@ from unmask.bench.step import bench_step
 from unmask.bench.workload import Workload
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool
-from unmask.engine.canvas import Canvas
 from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
 from unmask.evals.run import run as evaluate
@@ -27,9 +26,7 @@ PROMPTS = [(3, 1, 4), (1,), (5, 9, 2, 6, 5, 3)]
 
 
 def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, policy="fixed", early=False, **parameters):
-    canvases = [
-        Canvas.continuing(list(prompt), max_tokens, mask_id=model.spec.mask_id, block_size=4) for prompt in prompts
-    ]
+    canvases = [continuing(list(prompt), max_tokens, mask_id=model.spec.mask_id, block_size=4) for prompt in prompts]
     return canvases, fill(model, canvases, policies.get(policy, **parameters), settings, early=early)
 
 
@@ -158,7 +155,7 @@ def test_the_same_request_gives_the_same_tokens_again():
     pool = StoragePool()
     found = []
     for _ in range(3):
-        canvases = [Canvas.continuing(list(p), 14, mask_id=model.spec.mask_id, block_size=4) for p in PROMPTS]
+        canvases = [continuing(list(p), 14, mask_id=model.spec.mask_id, block_size=4) for p in PROMPTS]
         settings = Settings(cache="dual", refresh="drift:0.15")
         events = fill(model, canvases, "threshold", settings, pool=pool)
         found.append(([canvas.tokens for canvas in canvases], [event.refreshed for event in events]))

@@ -6,13 +6,12 @@ import pickle
 
 import pytest
 import torch
-from doubles import Scripted, Watched, events_of, fill, requests_of, tiny_config
+from doubles import Scripted, Watched, continuing, events_of, fill, requests_of, tiny_config
 
 from unmask import policies
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, Lease, Storage, StoragePool
-from unmask.engine.canvas import Canvas
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.errors import OutOfMemory, WorkFailed
 from unmask.models.random_weights import random_model
 from unmask.models.toy import load_toy
@@ -27,8 +26,7 @@ def part(rows, start, end, length):
 
 def run(model, settings, *, prompts=((3, 1, 4),), max_tokens=12, block_size=4, policy="fixed"):
     canvases = [
-        Canvas.continuing(list(prompt), max_tokens, mask_id=model.spec.mask_id, block_size=block_size)
-        for prompt in prompts
+        continuing(list(prompt), max_tokens, mask_id=model.spec.mask_id, block_size=block_size) for prompt in prompts
     ]
     return canvases, fill(model, canvases, policy, settings)
 
@@ -49,7 +47,7 @@ def test_prefix_recomputes_from_the_block_on_and_dual_the_block_alone(model):
 def test_a_block_that_its_refresh_completes_costs_one_pass():
     model = Watched(random_model(tiny_config("llada"), std=0.4))
     settings = Settings(cache="dual")
-    canvas = Canvas.continuing([3], 8, mask_id=model.spec.mask_id, block_size=4)
+    canvas = continuing([3], 8, mask_id=model.spec.mask_id, block_size=4)
     fill(model, [canvas], policies.get("fixed", tokens_per_pass=4), settings)
     assert [n for _, n in model.computed] == [9, 9]
 
@@ -180,7 +178,7 @@ class Reopening(policies.Policy):
 @pytest.mark.parametrize(("refresh", "reopened"), [("block", 0), ("drift:10", 1)])
 def test_a_shifted_heads_first_position_is_not_opened_again_where_no_pass_could_predict_it(refresh, reopened):
     model = random_model(tiny_config("dream"), std=0.4)
-    canvas = Canvas.continuing([3, 1], 5, mask_id=model.spec.mask_id, block_size=5)
+    canvas = continuing([3, 1], 5, mask_id=model.spec.mask_id, block_size=5)
     events = fill(model, [canvas], Reopening(), Settings(cache="dual", refresh=refresh))
     assert sum(len(event.remasked) for event in events) == reopened
     assert canvas.finished
@@ -195,10 +193,10 @@ def test_where_a_mask_may_be_proposed_the_first_position_is_still_predicted_by_t
         with torch.no_grad():
             (model.embedding if model.head is None else model.head).weight[model.spec.mask_id] *= 1.8
         prompt = torch.randint(0, 50, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
-        canvas = Canvas.continuing(prompt, 8, mask_id=model.spec.mask_id, block_size=8)
+        canvas = continuing(prompt, 8, mask_id=model.spec.mask_id, block_size=8)
         settings, before = Settings(cache=cache, suppress_mask_token=False), list(canvas.tokens)
         (request,) = requests_of(model, [canvas], policies.get("threshold", threshold=0.01), settings)
-        events = events_of([request], PlainRunner(model, StoragePool()))
+        events = events_of([request], Runner(model, StoragePool()))
         with contextlib.suppress(WorkFailed):  # only the mask token is proposed
             for event in events:
                 first = [commit.token_id for commit in event.committed if commit.position == 12]
@@ -277,7 +275,7 @@ def test_without_room_for_new_storage_the_others_are_let_go_of():
 def test_a_model_may_change_its_dtype_between_generations():
     model, pool = random_model(tiny_config("llada"), std=0.4), StoragePool()
     for dtype in (torch.float32, torch.bfloat16):
-        canvas = Canvas.continuing([3, 1], 8, mask_id=model.spec.mask_id, block_size=4)
+        canvas = continuing([3, 1], 8, mask_id=model.spec.mask_id, block_size=4)
         fill(model.to(dtype), [canvas], "fixed", Settings(cache="dual"), pool=pool)
         storage = pool.borrow(1, 10)
         assert storage.layers[0][0].dtype == dtype
@@ -287,8 +285,8 @@ def test_a_model_may_change_its_dtype_between_generations():
 def test_a_generation_gives_its_storage_back_also_when_it_is_not_heard_out():
     model = random_model(tiny_config("llada"), std=0.4)
     pool = StoragePool()
-    canvas = Canvas.continuing([3, 1], 8, mask_id=model.spec.mask_id, block_size=4)
-    events = events_of(requests_of(model, [canvas], "fixed", Settings(cache="dual")), PlainRunner(model, pool))
+    canvas = continuing([3, 1], 8, mask_id=model.spec.mask_id, block_size=4)
+    events = events_of(requests_of(model, [canvas], "fixed", Settings(cache="dual")), Runner(model, pool))
     next(events)
     used = pool.borrow(1, 10)
     assert not used.layers
@@ -319,7 +317,7 @@ def test_after_a_device_ran_out_of_memory_less_can_be_tried():
     model, pool = Small(random_model(tiny_config("llada"), std=0.4)), StoragePool()
 
     def canvases(rows):
-        return [Canvas.continuing([3], 4, mask_id=model.spec.mask_id, block_size=4) for _ in range(rows)]
+        return [continuing([3], 4, mask_id=model.spec.mask_id, block_size=4) for _ in range(rows)]
 
     with pytest.raises(OutOfMemory, match="use a smaller batch"):
         fill(model, canvases(2), "fixed", Settings(cache="dual"), pool=pool)

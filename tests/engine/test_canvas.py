@@ -1,4 +1,5 @@
 import pytest
+from doubles import continuing
 
 from unmask.engine.canvas import Canvas
 from unmask.errors import UnmaskError
@@ -7,7 +8,7 @@ MASK = 9
 
 
 def test_the_last_block_may_be_ragged():
-    canvas = Canvas.continuing([1, 2, 3], 10, mask_id=MASK, block_size=4)
+    canvas = continuing([1, 2, 3], 10, mask_id=MASK, block_size=4)
     assert canvas.blocks == [(3, 7), (7, 11), (11, 13)]
 
 
@@ -24,7 +25,7 @@ def test_a_sequence_without_a_mask_is_refused():
 
 
 def test_writing_advances_to_the_next_block_only_when_the_block_is_full():
-    canvas = Canvas.continuing([1], 4, mask_id=MASK, block_size=2)
+    canvas = continuing([1], 4, mask_id=MASK, block_size=2)
     assert not canvas.write({2: 5})
     assert (canvas.block, canvas.block_step) == ((1, 3), 1)
     assert canvas.write({1: 4})
@@ -36,7 +37,7 @@ def test_writing_advances_to_the_next_block_only_when_the_block_is_full():
 
 
 def test_a_remasked_position_is_open_again_and_gets_a_new_step():
-    canvas = Canvas.continuing([], 2, mask_id=MASK, block_size=2)
+    canvas = continuing([], 2, mask_id=MASK, block_size=2)
     canvas.write({0: 3})
     assert not canvas.write({1: 4}, remasked=(0,))
     assert canvas.open_in_block() == 1
@@ -46,7 +47,7 @@ def test_a_remasked_position_is_open_again_and_gets_a_new_step():
 
 
 def test_the_prefix_ends_at_the_first_mask_or_at_the_last_finished_block():
-    canvas = Canvas.continuing([1], 4, mask_id=MASK, block_size=2)
+    canvas = continuing([1], 4, mask_id=MASK, block_size=2)
     canvas.write({1: 3, 2: 4})
     canvas.write({3: 5})
     assert canvas.prefix(whole_blocks=False) == [3, 4, 5]
@@ -54,7 +55,7 @@ def test_the_prefix_ends_at_the_first_mask_or_at_the_last_finished_block():
 
 
 def test_ending_early_fills_the_rest():
-    canvas = Canvas.continuing([1], 4, mask_id=MASK, block_size=2)
+    canvas = continuing([1], 4, mask_id=MASK, block_size=2)
     canvas.write({1: 3, 2: 0})
     canvas.end_here(fill=0)
     assert canvas.finished

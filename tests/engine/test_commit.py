@@ -3,10 +3,15 @@
 import math
 
 import torch
+from doubles import Scripted
 
-from unmask.engine.commit import BROKEN, DRIFTED, GOES_ON, WAITING, CommitInputs, PassResult, apply, outcome_of
-from unmask.engine.observe import Observed, window_state
-from unmask.types import Decision, StepView
+from unmask.engine.commit import commit
+from unmask.engine.observe import observe
+from unmask.engine.plan import plan
+from unmask.engine.rows import Group
+from unmask.engine.window import Pass, Window
+from unmask.models.base import Prediction
+from unmask.types import Decision
 
 MASK, V = 7, 11
 HARD = torch.tensor([math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min, torch.finfo(torch.float32).max])
@@ -33,79 +38,73 @@ def scores(generator, b, k):
 
 
 def case(generator, b, n, k, *, given):
-    """The inputs of a commit, hard ones among them, and the canvases; `given`: the flags that it has."""
+    """What a commit depends on, hard inputs among it, and the canvases; `given`: the flags that it has."""
     draw = _drawing(generator)
     tokens, holes, at, inside = window(generator, b, n, k)
-    state = window_state(tokens, holes, at, inside, mask_id=MASK)
     # Rows lie apart, as in a part of a larger tensor.
     logits = draw(torch.randn, b, k, V + 3)[..., :V]
-    if "mask_allowed" not in given:
-        logits[..., MASK] = -math.inf
     spoilt = draw(torch.rand, b, k) < 0.3 * draw(torch.rand, b, 1).round()
     logits[spoilt] = HARD[0]
     logits[spoilt & (draw(torch.rand, b, k) < 0.5)] = -math.inf
     some = lambda share: draw(torch.rand, b, k) < share * draw(torch.rand, b, 1).round()  # noqa: E731
-    decision = Decision(
-        commit=some(0.4),
-        score=scores(generator, b, k),
-        remask=some(0.5) if "remask" in given else None,
-        wait=draw(torch.rand, b) < 0.5 if "wait" in given else None,
-        tokens=draw(torch.randint, 0, V, (b, k)) if "tokens" in given else None,
-    )
-    view = StepView(logits=logits, masked=state.masked, proposed=logits.argmax(-1), tokens=state.tokens)
-    flags = {
-        name: draw(torch.rand, b) < 0.5 if name in given else None for name in ("drifted", "first_only", "pin_first")
-    }
-    made = CommitInputs(
-        decision=decision,
-        observed=Observed(view=view, state=state, logits=logits, greedy=True),
-        at=at,
-        first=None,
-        **flags,
-        mask_id=MASK,
-        mask_allowed="mask_allowed" in given,
-    )
-    return made, tokens
+    decision = Decision(commit=some(0.4), score=scores(generator, b, k), remask=some(0.5))
+    flags = {name: draw(torch.rand, b) < 0.5 for name in given}
+    return decision, pass_of(logits, at, inside, **flags), tokens, holes
+
+
+def pass_of(logits, at, inside, **flags):
+    """A pass over blocks in these columns."""
+    first, width = at[:, 0].tolist(), inside.sum(-1).tolist()
+    blocks, number = tuple((f, f + w) for f, w in zip(first, width, strict=True)), torch.zeros_like(at[:, 0])
+    of_rows = {"step": number, "length": number, "total": number}
+    window = Window(blocks=blocks, at=at, inside=inside, first=None, **of_rows)
+    return Pass(window=window, prediction=Prediction(logits=logits), refreshed=(False,) * len(at), **flags)
+
+
+PLAN = plan(Scripted(torch.zeros(4, V)), "fixed", None)
 
 
 def _drawing(generator):
     return lambda function, *given: function(*given, generator=generator, device=generator.device)
 
 
-def test_the_state_of_a_narrow_block():
+def test_the_view_of_a_narrow_block():
     tokens = torch.tensor([[1, 2, MASK, 3, MASK]])
     holes = torch.tensor([[False, True, True, True, True]])
     at, inside = torch.tensor([[1, 2, 2]]), torch.tensor([[True, True, False]])
-    state = window_state(tokens, holes, at, inside, mask_id=MASK)
-    assert state.masked.tolist() == [[False, True, False]]
-    assert state.decoded.tolist() == [[True, False, False]]
-    assert state.tokens.tolist() == [[2, MASK, -1]]
-    assert state.remaining.tolist() == [2]
+    view, _ = observe(Group(plan=PLAN, tokens=tokens, holes=holes), pass_of(torch.zeros(1, 3, V), at, inside))
+    assert view.masked.tolist() == [[False, True, False]]
+    assert view.decoded.tolist() == [[True, False, False]]
+    assert view.tokens.tolist() == [[2, MASK, -1]]
+    assert view.remaining.tolist() == [2]
 
 
 def test_the_result_is_what_was_done_to_the_canvas():
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
-        made, tokens = case(generator, 4, 30, 8, given=("remask", "drifted", "pin_first"))
-        after, results = apply(tokens, made)
-        outcome, state, view = outcome_of(made), made.observed.state, made.observed.view
-        for row, numbers in enumerate(results.tolist()):
-            standing, commit, remask, flags = numbers[:8], numbers[8:16], numbers[16:24], numbers[24:]
-            width = int((state.tokens[row] >= 0).sum())
-            first = int(made.at[row, 0])
-            assert after[row, first : first + width].tolist() == standing[:width]
-            assert commit == outcome.commit[row].tolist()
-            assert remask == outcome.remask[row].tolist()
-            assert flags[WAITING] == 0
-            assert flags[DRIFTED] == made.drifted[row]
-            largest = made.observed.logits[row].amax(-1)[view.masked[row]]
-            assert flags[BROKEN] == any(not x.isfinite() for x in largest)
-            assert flags[GOES_ON] == (MASK in standing and not made.drifted[row])
-            read = PassResult.read(numbers, (first, first + width))
-            assert read.committed == {first + c: standing[c] for c in range(width) if commit[c]}
-            assert read.remasked == tuple(first + c for c in range(width) if remask[c])
-            assert (read.drifted, read.goes_on) == (bool(flags[DRIFTED]), bool(flags[GOES_ON]))
-            if made.pin_first[row]:
-                assert not remask[0]
-        outside = torch.ones_like(tokens).scatter(1, made.at, 0).bool()
+        decision, done, tokens, holes = case(generator, 4, 30, 8, given=("drifted", "pin_first"))
+        group = Group(plan=PLAN, tokens=tokens, holes=holes)
+        view, logits = observe(group, done)
+        decided = commit(group, done, view, logits, decision)
+        after = decided.tokens
+        for row, result in enumerate(decided.read(decided.table.flatten().tolist())):
+            first, end = done.window.blocks[row]
+            assert not result.waiting
+            assert result.drifted == done.drifted[row]
+            largest = logits[row].amax(-1)[view.masked[row]]
+            assert result.broken == any(not x.isfinite() for x in largest)
+            standing = after[row, first:end].tolist()
+            assert result.goes_on == (MASK in standing and not done.drifted[row])
+            masked, decoded = view.masked[row].tolist(), view.decoded[row].tolist()
+            for column, (token, before) in enumerate(zip(standing, tokens[row, first:end].tolist(), strict=True)):
+                committed = result.committed.get(first + column)
+                assert token == (
+                    MASK if first + column in result.remasked else before if committed is None else committed
+                )
+                assert committed is None or masked[column]
+                assert first + column not in result.remasked or decoded[column]
+                assert committed is not None or not (masked[column] and decision.commit[row, column])
+            assert bool(result.committed) == any(masked)
+            assert not (done.pin_first[row] and first in result.remasked)
+        outside = torch.ones_like(tokens).scatter(1, done.window.at, 0).bool()
         assert torch.equal(after[outside], tokens[outside])

@@ -7,18 +7,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from doubles import Watched, events_of, fill, requests_of, tiny_config
+from doubles import Watched, continuing, events_of, fill, requests_of, tiny_config
 from early import Early
+from recalled import Recalled
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
-from unmask.engine.canvas import Canvas
-from unmask.engine.cuda.decisions import can_capture, decision_of
+from unmask.engine.commit import Decided
+from unmask.engine.cuda.decisions import Decisions, can_capture, decision_of, kept_for
 from unmask.engine.cuda.runner import CudaRunner
 from unmask.engine.decode import decode
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Scheduler
 from unmask.errors import WorkFailed
+from unmask.models.kernels.graphs import Graphs
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
 from unmask.settings import Settings
@@ -28,7 +30,7 @@ PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9, 3), (2,))
 
 def canvases_of(model, prompts=PROMPTS, *, max_tokens=13, block_size=5):
     sizes = {"mask_id": model.spec.mask_id, "block_size": block_size}
-    return [Canvas.continuing(list(prompt), max_tokens, **sizes) for prompt in prompts]
+    return [continuing(list(prompt), max_tokens, **sizes) for prompt in prompts]
 
 
 def run(model, policy, prompts=PROMPTS, *, max_tokens=13, block_size=5, settings=None, **options):
@@ -179,7 +181,7 @@ def test_a_class_that_overrides_predict_sees_every_prediction():
     canvases = canvases_of(model, PROMPTS[:1], max_tokens=8)
     runner = CudaRunner(model, StoragePool())
     runner.reading = lambda numbers: numbers.tolist
-    runner.decide_and_commit = PlainRunner(model, runner.pool).decide_and_commit
+    runner.decide_group = Runner(model, runner.pool).decide_group
     events = list(events_of(requests_of(model, canvases, "fixed", Settings(cache="dual")), runner))
     assert model.predictions == len(events) == 8
 
@@ -192,22 +194,22 @@ def test_policies_that_can_be_captured_are_known():
     assert policies.is_pure(policies.get("fixed", schedule="dream", passes=3))
 
 
-class Functional(PlainRunner):
+class Functional(Runner):
     """Decides as a captured decision does: by a function of tensors, on logits of its own."""
 
     def __init__(self, model, *, own):
         super().__init__(model, StoragePool())
         self.own, self.shapes = own, set()
 
-    def decide_and_commit(self, group, done):
+    def decide_group(self, group, done):
         assert can_capture(group, done)
-        decide, inputs, _ = decision_of(self.model.spec, group, done, own=lambda: self.own)
+        decide, inputs, _ = decision_of(self, group, done, own=lambda: self.own)
         logits = inputs[0].clone()
         self.shapes.add(tuple(tuple(value.shape) for value in inputs))
-        group.tokens, results = decide(logits, *inputs[1:])
+        tokens, table = decide(logits, *inputs[1:])
         assert torch.equal(logits, inputs[0]) != self.own
         logits.fill_(torch.nan)
-        return results, None
+        return Decided(tokens=tokens, table=table, blocks=done.window.blocks, refreshed=done.refreshed)
 
 
 @pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -234,3 +236,34 @@ def test_decisions_about_canvases_of_like_length_are_of_one_shape(cache):
         assert canvases == rows
     assert model.computed == computed
     assert len(runner.shapes) == 2  # the last block is narrower
+
+
+class Recalling(Early):
+    """Captures decisions as a CUDA device does, in recordings that any device can replay."""
+
+    def decide_group(self, group, done):
+        decisions = Decisions.of(self.pool, group.plan)
+        if not decisions.graphs.captured:
+            decisions.graphs = Graphs(after=0, pads=True, steady=(3, 4, 5, 6, 7), record=Recalled)
+        return decisions(self, group, done)
+
+
+@pytest.mark.parametrize("name", ["mean_field", "fixed", "eb"])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llada", {}),
+        ("dream", {"cache": "dual"}),
+        ("dream", {"cache": "prefix", "refresh": "blocks:2"}),
+        ("llada", {"cache": "dual", "refresh": "drift:0.05"}),
+    ],
+)
+def test_decisions_that_are_replayed_are_the_same(family, options, name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model, settings, pool = random_model(tiny_config(family), std=0.4), Settings(**options), StoragePool()
+    expected = run(model, name, settings=settings)
+    for _ in range(2):
+        canvases = canvases_of(model)
+        events = list(events_of(requests_of(model, canvases, name, settings), Recalling(model, pool)))
+        assert (canvases, events) == expected
+    assert any(kept.graphs.captured for kept in kept_for(pool))

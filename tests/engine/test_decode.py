@@ -1,12 +1,12 @@
 import pytest
 import torch
-from doubles import Scripted, fill, requests_of, tiny_config
+from doubles import Scripted, continuing, fill, requests_of, tiny_config
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Scheduler
 from unmask.errors import UnmaskError
 from unmask.models.base import Prediction
@@ -27,10 +27,7 @@ def table(*probabilities: float, vocab: int = 8) -> torch.Tensor:
 
 def run(model, policy, prompts=((0, 1),), *, max_tokens=4, block_size=4, settings=None, **options):
     settings = settings or Settings()
-    canvases = [
-        Canvas.continuing(list(p), max_tokens, mask_id=model.spec.mask_id, block_size=block_size, seed=settings.seed)
-        for p in prompts
-    ]
+    canvases = [continuing(list(p), max_tokens, mask_id=model.spec.mask_id, block_size=block_size) for p in prompts]
     return canvases, fill(model, canvases, policy, settings, **options)
 
 
@@ -340,8 +337,8 @@ def test_a_row_with_unusable_logits_fails_alone_also_in_the_first_pass():
     table_ = table(*[0.6] * 12)
     table_[7] = torch.nan
     model = Scripted(table_)
-    canvases = [Canvas.continuing([0] * n, 4, mask_id=7, block_size=2) for n in (1, 6, 2)]
-    events = list(decode(Scheduler(requests_of(model, canvases, "fixed")), PlainRunner(model, StoragePool())))
+    canvases = [continuing([0] * n, 4, mask_id=7, block_size=2) for n in (1, 6, 2)]
+    events = list(decode(Scheduler(requests_of(model, canvases, "fixed")), Runner(model, StoragePool())))
     errors = [event for event in events if event.error is not None]
     assert [(event.row, event.step, event.finished) for event in errors] == [(1, 0, True)]
     assert "no usable logits" in str(errors[0].error)
@@ -358,12 +355,12 @@ class Failing(policies.Policy):
 
 def test_a_policy_that_fails_takes_only_its_own_rows_with_it():
     model = Scripted(table(*[0.6] * 8))
-    canvases = [Canvas.continuing([0] * n, 4, mask_id=7, block_size=2) for n in (1, 2, 3)]
+    canvases = [continuing([0] * n, 4, mask_id=7, block_size=2) for n in (1, 2, 3)]
     (one,), two, (three,) = (
         requests_of(model, [canvas], policy)
         for canvas, policy in zip(canvases, ("fixed", Failing(), "eb"), strict=True)
     )
-    events = list(decode(Scheduler([one, *two, three]), PlainRunner(model, StoragePool())))
+    events = list(decode(Scheduler([one, *two, three]), Runner(model, StoragePool())))
     assert {event.row for event in events if event.error is not None} == {1}
     assert [canvas.finished for canvas in canvases] == [True, False, True]
     message = next(str(event.error) for event in events if event.error is not None)

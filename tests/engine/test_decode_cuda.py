@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from doubles import events_of, requests_of
+from doubles import continuing, events_of, requests_of
 
 from unmask import policies
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool
-from unmask.engine.canvas import Canvas
 from unmask.engine.commit import FLAGS, PARTS
 from unmask.engine.runner import runner_for
 from unmask.models.random_weights import random_model
@@ -63,7 +62,7 @@ def twins(config, dtype=torch.float32):
 
 
 def canvases_of(model, prompts=PROMPTS):
-    return [Canvas.continuing(list(prompt), 48, mask_id=model.spec.mask_id, block_size=16) for prompt in prompts]
+    return [continuing(list(prompt), 48, mask_id=model.spec.mask_id, block_size=16) for prompt in prompts]
 
 
 def events(model, canvases, policy, settings, pool=None, **options):
@@ -275,7 +274,7 @@ def test_a_pass_reads_from_the_device_once():
         patch.setattr(torch.Tensor, "__bool__", lambda self: pytest.fail("a host read"))
         found = events(there, canvases, "fixed", settings, pool)
     assert len(reads) == len(found)
-    assert max(count for (count,) in reads) <= PARTS * 16 + FLAGS
+    assert max(count for (count,) in reads) <= PARTS * 16 + len(FLAGS)
 
 
 @pytest.mark.parametrize("cache", ["none", "dual"])

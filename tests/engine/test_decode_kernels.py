@@ -4,10 +4,9 @@ import os
 
 import pytest
 import torch
-from doubles import Scripted, fill
+from doubles import Scripted, continuing, fill
 
 from unmask import policies
-from unmask.engine.canvas import Canvas
 from unmask.settings import Settings
 
 MASK = 7
@@ -16,7 +15,7 @@ MASK = 7
 def decoded(policy, settings, *, by_kernels=False):
     """Every event of a batch whose blocks differ in width, from logits in half precision."""
     rows = 2.0 * torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
-    canvases = [Canvas.continuing([0] * size, 6, mask_id=MASK, block_size=4) for size in (3, 9)]
+    canvases = [continuing([0] * size, 6, mask_id=MASK, block_size=4) for size in (3, 9)]
     os.environ["UNMASK_KERNELS"] = "interpret" if by_kernels else "0"
     try:
         return fill(Scripted(rows.bfloat16()), canvases, policy, settings)

@@ -2,17 +2,16 @@
 
 import pytest
 import torch
-from doubles import Watched, fill, tiny_config
+from doubles import Watched, continuing, fill, tiny_config
 
 from unmask.cache.storage import StoragePool
-from unmask.engine.canvas import Canvas
 from unmask.errors import WorkFailed
 from unmask.models.random_weights import random_model
 from unmask.settings import Settings
 
 
 def canvases(*prompts):
-    return [Canvas.continuing([5] * length, 16, mask_id=60, block_size=8) for length in prompts]
+    return [continuing([5] * length, 16, mask_id=60, block_size=8) for length in prompts]
 
 
 @pytest.mark.parametrize("guidance", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
@@ -22,7 +21,7 @@ def canvases(*prompts):
 def test_rows_that_refresh_and_rows_that_do_not_are_one_call(family, cache, refresh, guidance):
     settings = Settings(cache=cache, refresh=refresh, cfg_scale=guidance, temperature=0.5)
     model, prompts = Watched(random_model(tiny_config(family), std=1.0)), [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3] * 5]
-    rows = [Canvas.continuing(prompt, 24, mask_id=60, block_size=4) for prompt in prompts]
+    rows = [continuing(prompt, 24, mask_id=60, block_size=4) for prompt in prompts]
     events = fill(model, rows, "threshold", settings)
     passes = max(event.step for event in events) + 1
     steps = [{event.refreshed for event in events if event.step == step} for step in range(passes)]

@@ -4,14 +4,13 @@ import gc
 
 import pytest
 import torch
-from doubles import Scripted, Watched, events_of, requests_of, tiny_config
+from doubles import Scripted, Watched, continuing, events_of, requests_of, tiny_config
 
 import unmask
 from unmask import policies
 from unmask.cache.storage import StoragePool
-from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError
 from unmask.models.base import LoadedModel
@@ -29,7 +28,7 @@ def toy():
 
 def runner_of(model, early, pool=None):
     if not early:
-        return PlainRunner(model, pool or StoragePool())
+        return Runner(model, pool or StoragePool())
     from early import Early
 
     return Early(model, pool)
@@ -37,7 +36,7 @@ def runner_of(model, early, pool=None):
 
 def canvases_of(model, prompts):
     sizes = {"mask_id": model.spec.mask_id, "block_size": 4}
-    return [Canvas.continuing(list(p), 9 + n, seed=n, **sizes) for n, p in enumerate(prompts)]
+    return [continuing(list(p), 9 + n, **sizes) for n, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize(("temperature", "guidance"), [(0.0, 0.0), (0.7, 0.5)])
@@ -50,7 +49,11 @@ def test_a_row_that_joins_is_decoded_as_if_alone(early, family, cache, refresh, 
     model, policy = random_model(tiny_config(family), std=1.0), policies.get("threshold", threshold=0.9)
     settings = Settings(cache=cache, refresh=refresh, temperature=temperature, cfg_scale=guidance)
     made = canvases_of(model, PROMPTS[1:])
-    requests = requests_of(model, made, policy, settings)
+
+    def request(number, canvas):
+        return requests_of(model, [canvas], policy, settings.with_(seed=number))[0]
+
+    requests = [request(number, canvas) for number, canvas in enumerate(made)]
     waiting = requests[2:]
 
     def late(number):
@@ -60,7 +63,7 @@ def test_a_row_that_joins_is_decoded_as_if_alone(early, family, cache, refresh, 
     assert not waiting
     for number, canvas in enumerate(made):
         (alone,) = canvases_of(model, PROMPTS[1:])[number : number + 1]
-        own = list(events_of(requests_of(model, [alone], policy, settings), runner_of(model, early)))
+        own = list(events_of([request(number, alone)], runner_of(model, early)))
         assert canvas.tokens == alone.tokens
         assert canvas.step_map == alone.step_map
         assert [event.step for event in events if event.row == number] == [event.step for event in own]
@@ -70,10 +73,10 @@ def test_a_row_that_joins_is_decoded_as_if_alone(early, family, cache, refresh, 
 
 def test_a_row_takes_the_slot_of_one_that_has_left_and_the_storage_stays_as_it_is():
     model, pool = random_model(tiny_config("llada"), std=0.4), StoragePool()
-    first = [Canvas.continuing([3] * 9, 8 + 8 * n, mask_id=model.spec.mask_id, block_size=4) for n in range(2)]
-    others = [Canvas.continuing([5], 4 + 4 * n, mask_id=model.spec.mask_id, block_size=4) for n in range(5)]
+    first = [continuing([3] * 9, 8 + 8 * n, mask_id=model.spec.mask_id, block_size=4) for n in range(2)]
+    others = [continuing([5], 4 + 4 * n, mask_id=model.spec.mask_id, block_size=4) for n in range(5)]
     requests = requests_of(model, [*first, *others], "fixed", Settings(cache="dual"))
-    list(decode(Scheduler(requests, rows=2), PlainRunner(model, pool)))
+    list(decode(Scheduler(requests, rows=2), Runner(model, pool)))
     storage = pool.borrow(1, 1)
     assert (storage.rows, storage.length) == (2, 256)
     assert not pool.borrow(1, 1).layers, "another storage was lent meanwhile"
@@ -106,12 +109,12 @@ def test_requests_of_every_kind_together_give_what_each_gives_alone(family, earl
     found = []
     for together in (True, False):
         canvases = [
-            Canvas.continuing([n + 1] * (1 + 7 * n % 11), 7 + n % 4, mask_id=60, block_size=3 + n % 3, seed=n)
+            continuing([n + 1] * (1 + 7 * n % 11), 7 + n % 4, mask_id=60, block_size=3 + n % 3)
             for n in range(len(kinds))
         ]
         requests = [
-            requests_of(model, [canvas], policy, Settings(**settings))[0]
-            for canvas, (policy, settings) in zip(canvases, kinds, strict=True)
+            requests_of(model, [canvas], policy, Settings(**{"seed": n} | settings))[0]
+            for n, (canvas, (policy, settings)) in enumerate(zip(canvases, kinds, strict=True))
         ]
         for batch in [requests] if together else [[request] for request in requests]:
             list(events_of(batch, runner_of(model, early), rows=rows))
@@ -121,18 +124,18 @@ def test_requests_of_every_kind_together_give_what_each_gives_alone(family, earl
 
 def test_policies_and_settings_that_need_only_logits_share_one_model_call():
     model = Watched(random_model(tiny_config("llada"), std=0.6))
-    canvases = [Canvas.continuing([5] * n, 8, mask_id=60, block_size=4) for n in (2, 9, 4, 7)]
+    canvases = [continuing([5] * n, 8, mask_id=60, block_size=4) for n in (2, 9, 4, 7)]
     kinds = [("fixed", {}), ("mean_field", {"seed": 2}), ("eb", {"temperature": 0.5}), ("klass", {})]
     requests = [
         requests_of(model, [canvas], policy, Settings(**settings))[0]
         for canvas, (policy, settings) in zip(canvases, kinds, strict=True)
     ]
-    events = list(events_of(requests[:3], PlainRunner(model, StoragePool())))
+    events = list(events_of(requests[:3], Runner(model, StoragePool())))
     assert len(model.computed) == 1 + max(event.step for event in events)
     model.computed.clear()
-    again = [Canvas.continuing([5] * n, 4, mask_id=60, block_size=4) for n in (2, 9)]
+    again = [continuing([5] * n, 4, mask_id=60, block_size=4) for n in (2, 9)]
     both = [requests_of(model, [again[0]], "fixed")[0], requests_of(model, [again[1]], "klass")[0]]
-    list(events_of(both, PlainRunner(model, StoragePool())))
+    list(events_of(both, Runner(model, StoragePool())))
     assert model.computed[:2] == [(1, 6), (1, 13)]  # whole-sequence logits are another call
 
 
@@ -169,10 +172,10 @@ def test_a_newcomer_does_not_share_the_memory_of_a_policy_that_keeps_state():
     model = random_model(tiny_config("llada"), std=0.6)
     canvases = canvases_of(model, PROMPTS[:2])
     one, two = requests_of(model, canvases, policies.get("klass", confidence=0.05, kl=3.0, history=1))
-    list(events_of([one], PlainRunner(model, StoragePool()), rows=2, late=lambda number: [two] if number == 2 else []))
+    list(events_of([one], Runner(model, StoragePool()), rows=2, late=lambda number: [two] if number == 2 else []))
     for canvas, alone in zip(canvases, canvases_of(model, PROMPTS[:2]), strict=True):
         (request,) = requests_of(model, [alone], policies.get("klass", confidence=0.05, kl=3.0, history=1))
-        list(events_of([request], PlainRunner(model, StoragePool())))
+        list(events_of([request], Runner(model, StoragePool())))
         assert (canvas.tokens, canvas.step_map) == (alone.tokens, alone.step_map)
 
 
@@ -238,7 +241,7 @@ def test_a_canvas_longer_than_the_storage_has_another_one_beside_it(make_llada):
 def test_a_row_that_leaves_changes_nothing_for_the_others_though_the_next_pass_may_have_begun(cache, name, when):
     model, settings = random_model(tiny_config("llada"), std=0.4), Settings(cache=cache)
     sizes = {"mask_id": model.spec.mask_id, "block_size": 5}
-    rows, alone = ([Canvas.continuing([n, 3], 10, **sizes) for n in range(3)] for _ in range(2))
+    rows, alone = ([continuing([n, 3], 10, **sizes) for n in range(3)] for _ in range(2))
     requests, passes = requests_of(model, rows, name, settings), 0
     for number, event in enumerate(events_of(requests, runner_of(model, True))):
         if number // 3 == when and event.row == 0:
@@ -252,8 +255,8 @@ def test_a_row_that_leaves_changes_nothing_for_the_others_though_the_next_pass_m
 
 def test_a_row_that_gets_free_is_taken_in_the_next_pass():
     model = Watched(random_model(tiny_config("llada"), std=0.4))
-    canvases = [Canvas.continuing([5], 3, mask_id=60, block_size=3) for _ in range(3)]
-    events = list(decode(Scheduler(requests_of(model, canvases, "fixed"), rows=1), PlainRunner(model, StoragePool())))
+    canvases = [continuing([5], 3, mask_id=60, block_size=3) for _ in range(3)]
+    events = list(decode(Scheduler(requests_of(model, canvases, "fixed"), rows=1), Runner(model, StoragePool())))
     assert [(event.row, event.step) for event in events] == [(row, step) for row in range(3) for step in range(3)]
     assert len(model.computed) == 9
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from doubles import Scripted, fill, tiny_config
+from doubles import Scripted, continuing, fill, tiny_config
 
 import unmask
 from unmask import policies
@@ -18,11 +18,11 @@ PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9, 3), (2,))
 
 def canvases_of(model, *, sliding, size=17):
     sizes = {"mask_id": model.spec.mask_id, "block_size": 4, "sliding": sliding}
-    return [Canvas.continuing(list(p), size, **sizes) for p in PROMPTS]
+    return [continuing(list(p), size, **sizes) for p in PROMPTS]
 
 
 def test_two_blocks_are_open_and_the_next_opens_by_the_share_of_the_newest():
-    canvas = Canvas.continuing([1], 16, mask_id=MASK, block_size=4, sliding=0.5)
+    canvas = continuing([1], 16, mask_id=MASK, block_size=4, sliding=0.5)
     assert (canvas.block, canvas.first_block) == ((1, 9), (1, 5))
     assert not canvas.write({1: 0, 5: 0})
     assert (canvas.block, canvas.block_step) == ((1, 9), 1)
@@ -37,7 +37,7 @@ def test_two_blocks_are_open_and_the_next_opens_by_the_share_of_the_newest():
 
 
 def test_a_block_that_is_open_may_be_opened_again_and_a_full_one_in_front_may_not():
-    canvas = Canvas.continuing([], 8, mask_id=MASK, block_size=4, sliding=0.9)
+    canvas = continuing([], 8, mask_id=MASK, block_size=4, sliding=0.9)
     canvas.write({4: 0, 5: 0, 6: 0, 7: 0})
     assert canvas.block == (0, 8)
     canvas.write({0: 0}, remasked=(7,))
@@ -113,14 +113,14 @@ def test_a_device_that_begins_passes_early_gives_the_same(family, cache):
 def test_the_first_open_block_progresses_in_every_pass():
     table = torch.full((9, 8), -3.0)
     table[5:, 1] = 4.0  # the second block is sure, the first is not
-    canvas = Canvas.continuing([0], 8, mask_id=MASK, block_size=4, sliding=0.75)
+    canvas = continuing([0], 8, mask_id=MASK, block_size=4, sliding=0.75)
     events = fill(Scripted(table), [canvas], policies.get("threshold", threshold=0.9))
     assert [len(event.committed) for event in events] == [5, 1, 1, 1]
     assert events[0].block == (1, 9)
 
 
 def test_fewer_passes_than_blocks_are_possible():
-    canvas = Canvas.continuing([0], 12, mask_id=MASK, block_size=2, sliding=0.5)
+    canvas = continuing([0], 12, mask_id=MASK, block_size=2, sliding=0.5)
     fill(Scripted(torch.eye(13, 8) * 0 + torch.tensor([9.0] + [0.0] * 7)), [canvas], "threshold")
     assert canvas.passes == 3  # six blocks, two at a time
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from doubles import Scripted, Watched, events_of, fill, requests_of, tiny_config
+from doubles import Scripted, Watched, continuing, events_of, fill, requests_of, tiny_config
 
 import unmask
 from unmask import policies, tasks
 from unmask.cache.storage import StoragePool
 from unmask.engine.canvas import Canvas
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.random_weights import random_model
 from unmask.policies import is_pure, needs_of
@@ -32,7 +32,7 @@ def models():
 
 def ragged(model, block_size=4):
     rows = zip(PROMPTS, LENGTHS, strict=True)
-    return [Canvas.continuing(list(p), n, mask_id=model.spec.mask_id, block_size=block_size) for p, n in rows]
+    return [continuing(list(p), n, mask_id=model.spec.mask_id, block_size=block_size) for p, n in rows]
 
 
 def verifies(model, policy, make, verify, settings=None, **options):
@@ -73,7 +73,7 @@ def test_a_schedule_counts_decisions_and_not_forward_passes(models, policy):
     for verify in (1, 2, 5):
         verifies(model, policy, lambda: ragged(model, 16), verify)
     sure = Scripted(torch.arange(25.0)[:, None] * torch.nn.functional.one_hot(torch.tensor(1), 8))
-    plain, guessed = verifies(sure, policy, lambda: [Canvas.continuing([0], 24, mask_id=MASK, block_size=12)], 2)
+    plain, guessed = verifies(sure, policy, lambda: [continuing([0], 24, mask_id=MASK, block_size=12)], 2)
     assert guessed[0].passes < plain[0].passes
 
 
@@ -105,7 +105,7 @@ def test_rows_that_join_and_groups_that_share_a_call_keep_their_tokens(models, f
         canvases = ragged(model)
         first = requests_of(model, canvases[:2], "fixed", settings)
         late = [requests_of(model, canvases[2:3], "fixed", settings), requests_of(model, canvases[3:], "eb", settings)]
-        runner = PlainRunner(model, StoragePool())
+        runner = Runner(model, StoragePool())
         list(events_of(first, runner, rows=3, late=lambda number, late=late: late.pop() if late else []))
         found.append([canvas.tokens for canvas in canvases])
     assert found[0] == found[1]
@@ -125,7 +125,7 @@ def test_a_text_that_ends_stops_after_the_same_block():
     table[4, 5] = 9.0  # an end in the first block
     made = []
     for verify in (0, 4):
-        canvas = Canvas.continuing([0], 12, mask_id=MASK, block_size=4)
+        canvas = continuing([0], 12, mask_id=MASK, block_size=4)
         settings = Settings(early_stop=True, verify=verify)
         events = fill(Scripted(table), [canvas], policies.get("fixed", tokens_per_pass=2), settings, ends=[5])
         made.append(canvas)
@@ -138,7 +138,7 @@ def test_a_text_that_ends_stops_after_the_same_block():
 def test_where_predictions_do_not_change_every_guess_comes_true():
     table = torch.arange(13.0)[:, None] * torch.nn.functional.one_hot(torch.tensor(1), 8)  # surer to the right
     model = Watched(Scripted(table))
-    canvas = Canvas.continuing([0], 12, mask_id=MASK, block_size=6)
+    canvas = continuing([0], 12, mask_id=MASK, block_size=6)
     fill(model, [canvas], "fixed", Settings(verify=3))
     assert [rows for rows, _ in model.computed] == [4] * canvas.passes
     # 1 commit; 3 more by 2 guesses, and the full block is not next; 2 to the end of the block and 1 in the next; ...
@@ -150,7 +150,7 @@ def test_sure_blocks_are_filled_several_at_a_time():
     table[:, 1] = 9.0
     counts = []
     for verify in (0, 1, 2, 4):
-        canvas = Canvas.continuing([0], 24, mask_id=MASK, block_size=2)
+        canvas = continuing([0], 24, mask_id=MASK, block_size=2)
         fill(Scripted(table), [canvas], "threshold", Settings(verify=verify))
         counts.append(canvas.passes)
     assert counts == [12, 7, 6, 6]
@@ -166,7 +166,7 @@ def test_events_name_the_commits_of_both_blocks_and_traces_have_their_figures():
         for step in out.trace.steps:
             figures.update({commit["position"]: commit for commit in step["committed"]})
     assert guessed == plain
-    canvas = Canvas.continuing([0], 8, mask_id=MASK, block_size=4)
+    canvas = continuing([0], 8, mask_id=MASK, block_size=4)
     events = fill(model, [canvas], "fixed", Settings(verify=3))
     across = [event for event in events if any(commit.position >= event.block[1] for commit in event.committed)]
     assert len(across) == 1
@@ -182,7 +182,7 @@ def test_logits_that_break_in_a_later_state_fail_the_row(verify):
             return found
 
     model = Breaking(torch.arange(8.0)[:, None] * torch.nn.functional.one_hot(torch.tensor(1), 8))
-    canvas = Canvas.continuing([0], 7, mask_id=MASK, block_size=7)
+    canvas = continuing([0], 7, mask_id=MASK, block_size=7)
     with pytest.raises(WorkFailed, match="no usable logits"):
         fill(model, [canvas], "fixed", Settings(verify=verify))
 

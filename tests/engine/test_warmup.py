@@ -35,9 +35,9 @@ def test_no_text_ends_before_its_last_block_has_been_rehearsed(toy):
     blocks = set()
 
     class Noting(Early):
-        def decide_and_commit(self, group, done):
+        def decide_group(self, group, done):
             blocks.update(done.window.blocks)
-            return super().decide_and_commit(group, done)
+            return super().decide_group(group, done)
 
     rehearse(Noting(toy.model), Rehearsal(lengths=[1], policy=policies.get("fixed", passes=3)), made)
     assert blocks == {(1, 5), (5, 9), (9, 13)}
@@ -64,7 +64,7 @@ def test_a_row_that_joins_is_rehearsed_beside_rows_that_do_not_refresh(prompt_to
     class Noting(Early):
         def forward(self, call):
             done = super().forward(call)
-            mixed.append({row.refresh for row in done.plan.rows} if len(done.plan.rows) == 3 else set())
+            mixed.append(set(done.refreshed) if len(done.refreshed) == 3 else set())
             return done
 
     made = plan(llm.model, None, None, {"max_tokens": max_tokens, "block_size": 32, "cache": cache})

@@ -1,9 +1,8 @@
 import pytest
 import torch
-from doubles import fill, tiny_config
+from doubles import continuing, fill, tiny_config
 
 from unmask import policies
-from unmask.engine.canvas import Canvas
 from unmask.errors import UnmaskError
 from unmask.integrations.fast_dllm import configure, get_transfer_index
 from unmask.models.random_weights import random_model
@@ -45,7 +44,7 @@ def test_their_loop_with_our_function_decodes_what_our_loop_decodes(model, name)
     policy = policies.get(name)
     configure(policy)
     tokens, passes = their_loop(model, [3, 1, 4], 20, 8)
-    canvas = Canvas.continuing([3, 1, 4], 20, mask_id=model.spec.mask_id, block_size=8)
+    canvas = continuing([3, 1, 4], 20, mask_id=model.spec.mask_id, block_size=8)
     fill(model, [canvas], policy, Settings(cache="none"))
     assert (tokens, passes) == (canvas.tokens, canvas.passes)
 

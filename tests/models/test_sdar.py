@@ -6,16 +6,15 @@ import json
 
 import pytest
 import torch
-from doubles import Watched, fill, requests_of
+from doubles import Watched, continuing, fill, requests_of
 from safetensors.torch import load_file
 
 import unmask
 from unmask import policies
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool
-from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
-from unmask.engine.runner import PlainRunner
+from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Scheduler
 from unmask.errors import UnmaskError
 from unmask.settings import Settings
@@ -139,7 +138,7 @@ def test_blocks_are_counted_from_the_first_position_and_the_prompts_tail_is_clos
 
 
 def test_a_block_is_stored_by_the_first_pass_over_the_next_one(llm):
-    canvas = Canvas.continuing(PROMPTS[0], 10, mask_id=llm.spec.mask_id, block_size=4, aligned=True)
+    canvas = continuing(PROMPTS[0], 10, mask_id=llm.spec.mask_id, block_size=4, aligned=True)
     spans = []
 
     class Noting(Watched):
@@ -158,14 +157,14 @@ def test_a_block_is_stored_by_the_first_pass_over_the_next_one(llm):
 def test_rows_join_and_leave_as_they_come(llm, early):
     canvases, alone = (
         [
-            Canvas.continuing(prompt, 9 + n, mask_id=llm.spec.mask_id, block_size=4, aligned=True)
+            continuing(prompt, 9 + n, mask_id=llm.spec.mask_id, block_size=4, aligned=True)
             for n, prompt in enumerate(PROMPTS)
         ]
         for _ in range(2)
     )
     settings = Settings(cache="exact")
     requests = requests_of(llm.model, canvases, "threshold", settings)
-    runner = PlainRunner(llm.model, StoragePool())
+    runner = Runner(llm.model, StoragePool())
     if early:
         from early import Early
 

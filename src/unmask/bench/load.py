@@ -14,7 +14,6 @@ import torch
 from unmask.bench.subject import Subject
 from unmask.bench.workload import Workload
 from unmask.device import fast_module
-from unmask.engine.canvas import Canvas
 from unmask.engine.plan import Plan, plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError
@@ -63,10 +62,9 @@ class Load:
         generator = torch.Generator().manual_seed(self.seed)
         ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_tokens), generator=generator)
         ids += ids >= spec.mask_id
-        sizes: dict[str, Any] = {"mask_id": spec.mask_id, "block_size": self.block_size, "seed": self.seed}
         prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
-        canvases = (Canvas.continuing(prompt, self.max_tokens, aligned=spec.causal, **sizes) for prompt in prompts)
-        return [Request(canvas=canvas, plan=made) for canvas in canvases]
+        masks = [spec.mask_id] * self.max_tokens
+        return [Request(canvas=made.canvas(prompt + masks), plan=made) for prompt in prompts]
 
     def _least_bytes(self, model: MaskedLM) -> int:
         """The bytes that a pass over whole canvases holds at once: states of a layer or logits, and the cache."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from unmask.bench.load import Load
 from unmask.bench.measure import now
@@ -16,11 +15,11 @@ from unmask.bench.roofline import Ceilings, Floor, ModelCall, floor
 from unmask.cache.storage import StoragePool
 from unmask.engine.batch import Call
 from unmask.engine.decode import decode
-from unmask.engine.forward import Pass
 from unmask.engine.plan import quantization_of
 from unmask.engine.runner import Runner, runner_for
 from unmask.engine.scheduler import Scheduler
 from unmask.engine.timed import TimedRunner
+from unmask.engine.window import Pass
 from unmask.models.base import MaskedLM
 from unmask.models.transformer import Transformer
 from unmask.types import Timing
@@ -42,20 +41,18 @@ class MeasuredPass:
     timing: Timing | None = None  # the parts of `seconds`, if they were asked for
 
 
-class Watched:
-    """A runner that notes the size of every model call of a pass."""
+class Watch:
+    """Notes the size of every model call of a pass, from now on."""
 
     def __init__(self, runner: Runner) -> None:
-        self.runner = runner
         self.calls: list[ModelCall] = []
         self.kinds: set[str] = set()
+        self._forward = runner.forward
+        runner.forward = self._noted
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.runner, name)
-
-    def forward(self, call: Call) -> Pass:
-        done = self.runner.forward(call)
-        plan, predicted = done.plan, done.window.at.shape[1]
+    def _noted(self, call: Call) -> Pass:
+        done, plan = self._forward(call), call.plan()
+        predicted = done.window.at.shape[1]
         self.calls.append(ModelCall(positions=tuple(plan.sizes), keys=tuple(plan.seen), predicted=predicted))
         # With an exact cache, the first pass over a block also stores the block before it: that counts as a refresh.
         stores = [row.refresh or (call.kind.cache == "exact" and row.span[0] < block[0])
@@ -75,8 +72,9 @@ def run_passes(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -
     requests = load.requests(model)
     canvases = [request.canvas for request in requests]
     clock = TimedRunner(model, pool) if timed else None
-    watched = Watched(clock or runner_for(model, pool))
-    events = decode(Scheduler(requests, rows=len(requests)), watched)  # ty: ignore[invalid-argument-type]
+    runner = clock or runner_for(model, pool)
+    watch = Watch(runner)
+    events = decode(Scheduler(requests, rows=len(requests)), runner)
     # The loop yields a pass's events when the host has read its tokens. By then the next pass may be under way on the
     # device: to wait for it here would count it twice.
     ended = now(model.device)
@@ -85,7 +83,7 @@ def run_passes(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -
         for _ in live:
             next(events)
         ended = time.perf_counter()
-        kind, calls = watched.take()
+        kind, calls = watch.take()
         yield MeasuredPass(
             kind=kind,
             blocks=blocks,

@@ -6,13 +6,14 @@ models read. Knows nothing of models or policies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask.device import on_device
@@ -39,6 +40,7 @@ class RowState(Protocol):
     spans_before: int  # how many spans of open blocks came before this one
     block_step: int  # passes already spent on this one
     stale: bool  # what the cache holds of the row is missing, or has drifted too far
+    block_before: Span | None  # the span before this one
 
     @property
     def length(self) -> int: ...
@@ -47,9 +49,6 @@ class RowState(Protocol):
     def block(self) -> Span:
         """The span of the open blocks: one block, unless blocks slide."""
         ...
-
-    @property
-    def block_before(self) -> Span | None: ...
 
     @property
     def begins_open(self) -> bool:
@@ -61,13 +60,14 @@ class RowState(Protocol):
 class Cache(Protocol):
     """A kind of cache: it plans what a pass computes anew. It holds settings; keys and values lie in storage.py."""
 
-    kind: ClassVar[str]
+    @property
+    def kind(self) -> str: ...
 
-    def plan(self, row: RowState, *, shifted: bool) -> RowPlan:
-        """The plan of the row's next pass; `shifted`: the head predicts a position from the one before it."""
+    def plan(self, row: RowState) -> RowPlan:
+        """The plan of the row's next pass."""
         ...
 
-    def plan_next(self, row: RowState, *, shifted: bool) -> RowPlan | None:
+    def plan_next(self, row: RowState) -> RowPlan | None:
         """The plan of the pass after the one under way, if the row stays in its block, for runners that begin early.
 
         None: the result of the pass under way decides.
@@ -112,15 +112,38 @@ class PassPlan:
     @cached_property
     def positions(self) -> Int[Tensor, "b q"]:
         """The positions of each span side by side; a shorter span repeats its last position."""
-        bounds = np.array(self.spans)
-        columns = bounds[:, :1] + np.arange(max(self.sizes))
-        return on_device(torch.from_numpy(np.minimum(columns, bounds[:, 1:] - 1)), self.device)
+        columns, _ = columns_of(self.spans)
+        return on_device(torch.from_numpy(columns), self.device)
 
     @cached_property
     def visible(self) -> Int[Tensor, " b"]:
         return on_device(self.seen, self.device)
 
+    @cached_property
+    def first_only(self) -> Bool[Tensor, " b"] | None:
+        """Rows that commit their block's first position alone; None: no row does."""
+        return self._flags([row.first_only for row in self.rows])
+
+    @cached_property
+    def pin_first(self) -> Bool[Tensor, " b"] | None:
+        """Rows whose block's first position is not opened again; None: there is no such row."""
+        return self._flags([row.pin_first for row in self.rows])
+
+    def _flags(self, values: list[bool]) -> Bool[Tensor, " b"] | None:
+        return on_device(values, self.device) if any(values) else None
+
     @property
     def padded(self) -> int:
         """Positions to compute when every row is as wide as the widest."""
         return len(self.sizes) * max(self.sizes)
+
+
+def columns_of(spans: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Spans side by side, as wide as the widest: the position of each column, and which columns lie inside.
+
+    A shorter span repeats its last position. Spans may be nested: (..., 2) numbers give (..., width) columns.
+    """
+    bounds = np.array(spans)
+    first, end = bounds[..., :1], bounds[..., 1:]
+    columns = first + np.arange((end - first).max())
+    return np.minimum(columns, np.maximum(end - 1, first)), columns < end

@@ -4,8 +4,8 @@ Every pass over a block writes provisional keys and values of the block, which t
 over the next block computes the finished block once more, now with all its tokens, and writes the final ones. The first
 pass of all computes the prompt as well. The last block gets no final keys: no pass would read them.
 
-Block-causal heads predict their own positions, so `shifted` plays no part here. The first pass fills the cache and
-nothing drifts, so `stale` plays none either.
+Block-causal heads predict their own positions, so no position is pinned here. The first pass fills the cache and
+nothing drifts, so `stale` plays no part either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unmask.cache.base import RowPlan, RowState
 class Exact:
     kind: ClassVar[str] = "exact"
 
-    def plan(self, row: RowState, *, shifted: bool) -> RowPlan:
+    def plan(self, row: RowState) -> RowPlan:
         start, end = row.block
         if row.block_step > 0:
             return RowPlan(span=(start, end), visible=end)
@@ -28,5 +28,5 @@ class Exact:
             return RowPlan(span=(0, end), visible=end, refresh=True)
         return RowPlan(span=(row.block_before[0], end), visible=end)
 
-    def plan_next(self, row: RowState, *, shifted: bool) -> RowPlan:
+    def plan_next(self, row: RowState) -> RowPlan:
         return RowPlan(span=row.block, visible=row.block[1])

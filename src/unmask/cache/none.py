@@ -12,8 +12,8 @@ from unmask.cache.base import RowPlan, RowState
 class NoCache:
     kind: ClassVar[str] = "none"
 
-    def plan(self, row: RowState, *, shifted: bool) -> RowPlan:
+    def plan(self, row: RowState) -> RowPlan:
         return RowPlan(span=(0, row.length), visible=row.length)
 
-    def plan_next(self, row: RowState, *, shifted: bool) -> RowPlan:
-        return self.plan(row, shifted=shifted)
+    def plan_next(self, row: RowState) -> RowPlan:
+        return self.plan(row)

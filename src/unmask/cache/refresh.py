@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.cache.base import RowState
+from unmask.cache.base import PassPlan, RowState
+from unmask.device import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,11 @@ class EveryBlocks:
     count: int
 
     def due(self, row: RowState) -> bool:
-        return row.block_step == 0 and row.spans_before % self.count == 0
+        return row.block_step == 0 and self.opens(row)
+
+    def opens(self, row: RowState) -> bool:
+        """Whether the first pass over the row's block is a refresh by this rule, whatever comes."""
+        return row.spans_before % self.count == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,9 @@ class OnDrift:
 
     def due(self, row: RowState) -> bool:
         return row.stale
+
+    def opens(self, row: RowState) -> bool:
+        return False
 
 
 Refresh: TypeAlias = EveryBlocks | OnDrift
@@ -46,21 +55,33 @@ class DriftStates:
         self.tolerated, self.slots, self.length = tolerated, slots, length
         self._states: Tensor | None = None  # (slots, length, w)
 
-    def renew(self, slots: Int[Tensor, " r"], states: Float[Tensor, "r n w"]) -> None:
-        """Note what a refresh computed for the rows in these slots."""
+    def drifted(
+        self,
+        plan: PassPlan,
+        slots: Int[Tensor, " b"],
+        states: Float[Tensor, "b q w"],
+        at: Int[Tensor, "b k"],
+        masked: Bool[Tensor, "b k"],
+    ) -> Bool[Tensor, " b"]:
+        """Which rows of a pass have drifted too far, by its states at the positions `at`; a refresh notes its states.
+
+        states: of the positions that the plan computes.
+        """
         if self._states is None:
             self._states = states.new_zeros(self.slots, self.length, states.shape[2])
-        self._states[slots, : states.shape[1]] = states
-
-    def exceeded(
-        self,
-        slots: Int[Tensor, " r"],
-        states: Float[Tensor, "r k w"],
-        at: Int[Tensor, "r k"],
-        masked: Bool[Tensor, "r k"],
-    ) -> Bool[Tensor, " r"]:
-        """Which rows have drifted too far, by the states that a pass computed at these positions."""
-        assert self._states is not None  # a row's first pass is a refresh
-        before = self._states[slots[:, None], at]
-        moved = 1.0 - F.cosine_similarity(states.float(), before.float(), dim=-1)
-        return moved.where(masked, 0.0).sum(-1) > self.tolerated * masked.sum(-1)
+        drifted = torch.zeros_like(masked[:, 0])
+        for refresh in (True, False):
+            rows = [number for number, row in enumerate(plan.rows) if row.refresh is refresh]
+            if not rows:
+                continue
+            index = slice(None) if len(rows) == len(plan.rows) else on_device(rows, plan.device)
+            if refresh:
+                self._states[slots[index], : states.shape[1]] = states[index]
+                continue
+            column = (at - plan.positions[:, :1])[index]
+            now = states[index].gather(1, column[:, :, None].expand(-1, -1, states.shape[2]))
+            before = self._states[slots[index][:, None], at[index]]
+            moved = 1.0 - F.cosine_similarity(now.float(), before.float(), dim=-1)
+            open_ = masked[index]
+            drifted[index] = moved.where(open_, 0.0).sum(-1) > self.tolerated * open_.sum(-1)
+        return drifted

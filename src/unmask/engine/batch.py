@@ -5,6 +5,8 @@ A batch is made of calls, a call of groups, a group of rows (rows.py). Knows not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -16,7 +18,7 @@ from unmask.cache.storage import KVCache, Lease, StoragePool
 from unmask.engine.plan import CallKind
 from unmask.engine.rows import Group, Row
 from unmask.engine.scheduler import Request, Scheduler
-from unmask.engine.window import Window
+from unmask.engine.window import Pass, Window
 from unmask.errors import UnmaskError
 from unmask.models.base import ModelSpec
 
@@ -44,11 +46,11 @@ class Call:
     def length(self) -> int:
         return max(group.length for group in self.groups)
 
-    def take_in(self, spec: ModelSpec) -> None:
+    def take_in(self) -> None:
         """Let the newcomers of all groups join the next pass."""
         if any(group.newcomers for group in self.groups):
             for group in self.groups:
-                group.take_in(spec)
+                group.take_in()
             self._changed()
 
     def retire(self) -> None:
@@ -71,22 +73,18 @@ class Call:
 
     def window(self) -> Window:
         """The window of the next pass."""
-        canvases = [row.canvas for row in self.rows]
-        before = self._window
+        canvases, before = [row.canvas for row in self.rows], self._window
         stays = before is not None and before.blocks == tuple(canvas.block for canvas in canvases)
-        if stays and not self.kind.verify:  # a pass that verifies may make several steps
-            self._window = before.next()
-        else:
-            self._window = Window.over(canvases, self.device)
+        self._window = before.next() if stays else Window.over(canvases, self.device)
         return self._window
 
-    def plan(self, *, shifted: bool) -> PassPlan:
+    def plan(self) -> PassPlan:
         """What the next pass computes."""
-        return self._planned(tuple(row.plan.cache.plan(row.canvas, shifted=shifted) for row in self.rows))
+        return self._planned(tuple(row.plan.cache.plan(row.canvas) for row in self.rows))
 
-    def plan_next(self, *, shifted: bool) -> PassPlan | None:
+    def plan_next(self) -> PassPlan | None:
         """What the pass after the one under way computes if every row stays in its block; None: the result decides."""
-        found = [row.plan.cache.plan_next(row.canvas, shifted=shifted) for row in self.rows]
+        found = [row.plan.cache.plan_next(row.canvas) for row in self.rows]
         known = tuple(plan for plan in found if plan is not None)
         return self._planned(known) if len(known) == len(found) else None
 
@@ -99,18 +97,25 @@ class Call:
         """The canvases as the model gets them: as wide as the call is long."""
         return self._together([group.tokens for group in self.groups])
 
-    def guesses(self) -> Int[Tensor, "b g n"]:
-        """What the canvases may become."""
-        return self._together([group.guesses for group in self.groups])
-
     def holes(self) -> Bool[Tensor, "b n"]:
         return self._together([group.holes for group in self.groups])
 
     def _together(self, parts: list[Tensor]) -> Tensor:
         length = self.length
         if len(parts) == 1:
-            return parts[0][..., :length]
-        return torch.cat([pad(part, (0, length - part.shape[-1])) for part in parts])
+            return parts[0][:, :length]
+        return torch.cat([pad(part, (0, length - part.shape[1])) for part in parts])
+
+    def split(self, done: Pass) -> Iterator[tuple[Group, Pass]]:
+        """Each group, and the part of a pass over the call that concerns it."""
+        if len(self.groups) == 1:
+            yield self.groups[0], done
+            return
+        first = 0
+        for group in self.groups:
+            rows = slice(first, first + len(group.rows))
+            yield group, done.part(rows, length=group.length, whole=self.kind.whole)
+            first = rows.stop
 
 
 class Batch:
@@ -145,7 +150,7 @@ class Batch:
         for number, request in newcomers:
             self._join(self._row(number, request), rows=scheduler.rows, longest=longest)
         for call in self.calls:
-            call.take_in(self.spec)
+            call.take_in()
 
     def retire(self) -> None:
         """Take out the rows that are done."""
@@ -175,7 +180,7 @@ class Batch:
     def _row(self, number: int, request: Request) -> Row:
         if request.plan.spec is not self.spec:
             raise UnmaskError("a request was made by another generator than the one that decodes it")
-        generator = torch.Generator(self.device).manual_seed(request.canvas.seed)
+        generator = torch.Generator(self.device).manual_seed(request.plan.settings.seed)
         return Row(number=number, request=request, generator=generator)
 
     def _join(self, row: Row, *, rows: int, longest: int) -> None:
@@ -192,7 +197,7 @@ class Batch:
             self.calls.append(call)
         group = next((group for group in call.groups if group.takes(request)), None)
         if group is None:
-            group = Group(row.plan, request, self.device)
+            group = Group.empty(request, self.device)
             call.groups.append(group)
         group.newcomers.append(row)
 

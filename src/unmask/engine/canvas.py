@@ -9,7 +9,7 @@ Deals in token ids only; the batch keeps a copy of the tokens on the device.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from unmask.cache.base import Span
@@ -23,7 +23,6 @@ class Canvas:
     tokens: list[int]
     mask_id: int
     block_size: int
-    seed: int = 0
     aligned: bool = False  # blocks are counted from position 0, not from the first mask
     sliding: float = 1.0  # share of the newest open block that is committed before the next one opens; 1: none slides
     holes: tuple[int, ...] = field(init=False)  # positions that were masks at the start
@@ -46,23 +45,6 @@ class Canvas:
         spans = ((start, min(start + self.block_size, end)) for start in range(first, end, self.block_size))
         self.blocks = [span for span in spans if self.is_open(span)]
         self._open_blocks()
-
-    @classmethod
-    def continuing(
-        cls,
-        prompt: list[int],
-        max_tokens: int,
-        *,
-        mask_id: int,
-        block_size: int,
-        seed: int = 0,
-        aligned: bool = False,
-        sliding: float = 1.0,
-        suffix: Sequence[int] = (),
-    ) -> Canvas:
-        """The prompt followed by `max_tokens` masks, and these by the suffix."""
-        tokens = [*prompt, *[mask_id] * max_tokens, *suffix]
-        return cls(tokens=tokens, mask_id=mask_id, block_size=block_size, seed=seed, aligned=aligned, sliding=sliding)
 
     @property
     def length(self) -> int:
@@ -101,10 +83,7 @@ class Canvas:
         return self.mask_id in self.tokens[slice(*span)]
 
     def open_in_block(self) -> int:
-        return self.open_in(self.block)
-
-    def open_in(self, span: Span) -> int:
-        return self.tokens[slice(*span)].count(self.mask_id)
+        return self.tokens[slice(*self.block)].count(self.mask_id)
 
     def prefix(self, *, whole_blocks: bool, given: bool = False) -> list[int]:
         """The filled tokens up to the first mask, or those of finished blocks only; `given`: the others there too."""
@@ -113,25 +92,23 @@ class Canvas:
             end = self.tokens.index(self.mask_id)
         return self.tokens[:end] if given else [self.tokens[position] for position in self.holes if position < end]
 
-    def write(self, committed: dict[int, int], remasked: tuple[int, ...] = ()) -> bool:
-        """Record one forward pass; true when it completed the first open block."""
-        self.passes += 1
-        self._put(committed)
+    def copy(self) -> Canvas:
+        """A canvas that can be written to for itself."""
+        made = copy(self)
+        made.tokens, made.step_map = self.tokens.copy(), self.step_map.copy()
+        return made
+
+    def write(self, committed: dict[int, int], remasked: tuple[int, ...] = (), *, same_pass: bool = False) -> bool:
+        """Record a decision, of a new forward pass or of the same; true when it completed the first open block."""
+        self.passes += not same_pass
+        for position, token in committed.items():
+            self.tokens[position] = token
+            self.step_map[position] = self.passes - 1
         for position in remasked:
             self.tokens[position] = self.mask_id
             del self.step_map[position]
         self.block_step += 1
         return self._advance()
-
-    def go_on(self, committed: dict[int, int]) -> bool:
-        """Record what the same pass did in the next block; true when it completed that too."""
-        self._put(committed)
-        return self._advance()
-
-    def _put(self, committed: dict[int, int]) -> None:
-        for position, token in committed.items():
-            self.tokens[position] = token
-            self.step_map[position] = self.passes - 1
 
     def _advance(self) -> bool:
         """Leave the full blocks in front, and open the blocks that are due; true if a block was left."""
@@ -153,7 +130,7 @@ class Canvas:
     def _is_due(self, newest: Span) -> bool:
         """Whether so much of the newest block is filled that the next may open."""
         holes = bisect_left(self.holes, newest[1]) - bisect_left(self.holes, newest[0])
-        filled = holes - self.open_in(newest)
+        filled = holes - self.tokens[slice(*newest)].count(self.mask_id)
         return filled >= self.sliding * holes - 1e-9  # a share such as 0.7 is no exact number
 
     def end_here(self, fill: int) -> None:

@@ -14,7 +14,6 @@ import torch
 
 from unmask.device import out_of_memory
 from unmask.engine.batch import Batch
-from unmask.engine.commit import PassResult
 from unmask.engine.runner import GroupResult, Runner
 from unmask.engine.scheduler import Scheduler
 from unmask.errors import OutOfMemory
@@ -46,24 +45,13 @@ def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
     decided: list[GroupResult] = []
     for call in batch.calls:
         predicted = runner.forward(call)
-        for group, part in predicted.split(call.groups):
+        for group, part in call.split(predicted):
             decided.append(runner.decide(group, part))  # view, select, guarantees, commit: all on the device
     batch.seal(scheduler)  # notes abandoned rows and waiting requests, so that `read` may launch the next pass
     results = runner.read(batch, decided)  # the host waits for the device
-    events = [event for group, rows in zip(decided, results, strict=True) for event in _record(group, rows, batch)]
+    events = [row.record(turns) for row, turns in results]
     batch.retire()  # takes out rows that are finished, abandoned or have failed
     if not runner.pending:  # no row joins a pass that `read` has launched
         batch.admit(scheduler)
     runner.begin(batch)  # the plain runner does nothing here
     return events
-
-
-def _record(decided: GroupResult, results: list[PassResult], batch: Batch) -> list[StepEvent]:
-    """Write the results of a pass to the canvases of a group; returns an event for each row."""
-    events = [
-        row.record(result, eos_id=batch.spec.eos_id, refreshed=refreshed)
-        for row, result, refreshed in zip(decided.group.rows, results, decided.refreshed, strict=True)
-    ]
-    if decided.trace is None:
-        return events
-    return [decided.trace.attach(event, number) for number, event in enumerate(events)]

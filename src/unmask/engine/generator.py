@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import torch
@@ -16,22 +17,48 @@ from torch import Tensor
 
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
+from unmask.engine.decode import decode
 from unmask.engine.detail import Detail
-from unmask.engine.keywords import Keywords
 from unmask.engine.likelihood import loglikelihood
-from unmask.engine.plan import plan, quantization_of
-from unmask.engine.prompts import Message, Prompt, as_batch, as_conversations, encode_prompt, token_rows
-from unmask.engine.requests import check_infill, check_length, continuing, detail_of, infilling, new_trace
-from unmask.engine.run import dropped, events_of, outputs_of
+from unmask.engine.plan import OF_BATCHES, plan, quantization_of
+from unmask.engine.prompts import (
+    Message,
+    Prompt,
+    as_batch,
+    as_conversations,
+    check_length,
+    encode_prompt,
+    new_trace,
+    requests_for,
+    token_rows,
+)
+from unmask.engine.run import events_of, failure, stream_of, watched
 from unmask.engine.runner import Runner, runner_for
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.timed import TimedRunner
-from unmask.errors import WrongOption
+from unmask.errors import UnmaskError, WrongOption
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy
 from unmask.settings import Settings, SettingsFields
 from unmask.trace.record import Trace
 from unmask.types import Output, StepEvent, StreamEvent
+
+
+class RequestKeywords(SettingsFields, total=False):
+    """What `stream` and `astream` take beside their first argument."""
+
+    policy: str | Policy | None
+    settings: Settings | None
+    trace: bool | Detail
+
+
+class Keywords(RequestKeywords, total=False):
+    """What `generate`, `chat` and `infill` take, so that type checkers and editors know it behind `**options`."""
+
+    batch_size: int
+    timed: bool
+    on_step: Callable[[StepEvent], None] | None
+    on_output: Callable[[Output], None] | None
 
 
 class Generator:
@@ -87,8 +114,8 @@ class Generator:
             **shorthand: Any field of Settings: `max_tokens=64, block_size=32`. `help(unmask.Settings)` has them all.
         """
         prompts, single = as_batch(prompt)
-        job, detail = plan(self.model, policy, settings, shorthand), detail_of(trace)
-        requests = [continuing(self._loaded, self._encode(p), job, detail) for p in prompts]
+        ids = [self._encode(one) for one in prompts]
+        requests = requests_for(self._loaded, ids, policy=policy, settings=settings, trace=trace, **shorthand)
         outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
         return outputs[0] if single else outputs
 
@@ -99,26 +126,14 @@ class Generator:
     def chat(self, messages: Sequence[Sequence[Message]], **options: Unpack[Keywords]) -> list[Output]: ...
 
     def chat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        *,
-        policy: str | Policy | None = None,
-        settings: Settings | None = None,
-        trace: bool | Detail = False,
-        batch_size: int = 32,
-        timed: bool = False,
-        on_step: Callable[[StepEvent], None] | None = None,
-        on_output: Callable[[Output], None] | None = None,
-        **shorthand: Unpack[SettingsFields],
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], **options: Unpack[Keywords]
     ) -> Output | list[Output]:
         """Answer a conversation through the checkpoint's chat template; a list of conversations gives a list.
 
         Options are those of `generate`.
         """
         conversations, single = as_conversations(messages)
-        job, detail = plan(self.model, policy, settings, shorthand), detail_of(trace)
-        requests = [continuing(self._loaded, self.codec.chat(one), job, detail) for one in conversations]
-        outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
+        outputs = self.generate([self.codec.chat(one) for one in conversations], **options)
         return outputs[0] if single else outputs
 
     @overload
@@ -127,58 +142,31 @@ class Generator:
     @overload
     def infill(self, text: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[Keywords]) -> list[Output]: ...
 
-    def infill(
-        self,
-        text: Prompt | Sequence[Prompt],
-        *,
-        policy: str | Policy | None = None,
-        settings: Settings | None = None,
-        trace: bool | Detail = False,
-        batch_size: int = 32,
-        timed: bool = False,
-        on_step: Callable[[StepEvent], None] | None = None,
-        on_output: Callable[[Output], None] | None = None,
-        **shorthand: Unpack[SettingsFields],
-    ) -> Output | list[Output]:
+    def infill(self, text: Prompt | Sequence[Prompt], **options: Unpack[Keywords]) -> Output | list[Output]:
         """Fill every mask in the text; the output has the whole text and its token ids, with the holes filled.
 
         Options are those of `generate`.
         """
         texts, single = as_batch(text)
-        check_infill(None, settings, shorthand)
-        job, detail = plan(self.model, policy, settings, shorthand), detail_of(trace)
-        requests = [infilling(self._loaded, self._encode(one, special=False), job, detail) for one in texts]
-        outputs = self.run(requests, batch_size=batch_size, timed=timed, on_step=on_step, on_output=on_output)
+        ids = [self._encode(one, special=False) for one in texts]
+        of_run: Any = {name: options.pop(name) for name in OF_BATCHES if name in options}
+        outputs = self.run(requests_for(self._loaded, ids, infill=True, **options), **of_run)
         return outputs[0] if single else outputs
 
-    def stream(
-        self,
-        prompt: Prompt | Sequence[Message],
-        *,
-        policy: str | Policy | None = None,
-        settings: Settings | None = None,
-        trace: bool | Detail = False,
-        **shorthand: Unpack[SettingsFields],
-    ) -> Iterator[StreamEvent]:
+    def stream(self, prompt: Prompt | Sequence[Message], **options: Unpack[RequestKeywords]) -> Iterator[StreamEvent]:
         """Continue one prompt, or answer one conversation, piece by piece.
 
-        The pieces add up to the text of the last event's output. `trace` records every pass: the numbers are in the
-        events, and the output has the trace.
+        The pieces add up to the text of the last event's output. Options are `policy`, `settings`, `trace` and the
+        fields of Settings, as in `generate`. `trace` records every pass: the numbers are in the events, and the output
+        has the trace.
         """
-        request = self.request(prompt, policy=policy, settings=settings, trace=trace, **shorthand)
-        return (event for _, event in events_of(Scheduler([request], rows=1), self._runner()))
+        return stream_of(self.request(prompt, **options), self._runner())
 
     async def astream(
-        self,
-        prompt: Prompt | Sequence[Message],
-        *,
-        policy: str | Policy | None = None,
-        settings: Settings | None = None,
-        trace: bool | Detail = False,
-        **shorthand: Unpack[SettingsFields],
+        self, prompt: Prompt | Sequence[Message], **options: Unpack[RequestKeywords]
     ) -> AsyncIterator[StreamEvent]:
         """As `stream`, for `async for`; the model works in a thread. Leaving the `async for` ends the generation."""
-        events = self.stream(prompt, policy=policy, settings=settings, trace=trace, **shorthand)
+        events = self.stream(prompt, **options)
         pending: asyncio.Future[Any] | None = None
         try:
             while True:
@@ -198,26 +186,18 @@ class Generator:
         *,
         suffix: Prompt | None = None,
         infill: bool = False,
-        policy: str | Policy | None = None,
-        settings: Settings | None = None,
-        trace: bool | Detail = False,
-        **shorthand: Unpack[SettingsFields],
+        **options: Unpack[RequestKeywords],
     ) -> Request:
         """One prompt to continue, or one conversation to answer, for `decode`; raises if it cannot be decoded.
 
-        With a suffix, the text between prompt and suffix is decoded; with `infill`, the masks in the prompt. `trace` is
-        that of `stream`.
+        With a suffix, the text between prompt and suffix is decoded; with `infill`, the masks in the prompt. Other
+        options are those of `stream`.
         """
-        if infill:
-            check_infill(suffix, settings, shorthand)
-        job = plan(self.model, policy, settings, shorthand)
-        if infill:
-            ids = self._encode(prompt, special=False)  # ty: ignore[invalid-argument-type]
-            return infilling(self._loaded, ids, job, detail_of(trace))
-        messages = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
-        ids = self.codec.chat(prompt) if messages else self._encode(prompt)  # ty: ignore[invalid-argument-type]
+        given: Any = prompt
+        messages = isinstance(given, list | tuple) and len(given) > 0 and isinstance(given[0], dict)
+        ids = self.codec.chat(given) if messages and not infill else self._encode(given, special=not infill)
         after = [] if suffix is None else self._encode(suffix, special=False, begins=False)
-        return continuing(self._loaded, ids, job, detail_of(trace), after)
+        return requests_for(self._loaded, [ids], suffix=after, infill=infill, **options)[0]
 
     def run(
         self,
@@ -234,8 +214,28 @@ class Generator:
         """
         if batch_size < 1:
             raise WrongOption("batch_size", f"must be at least 1, got {batch_size}")
-        runner = TimedRunner(self.model, self._pool) if timed else self._runner()
-        return outputs_of(requests, runner, batch_size=batch_size, on_step=on_step, on_output=on_output)
+        order = list(range(len(requests)))
+        if on_output is None:
+            order.sort(key=lambda index: -requests[index].canvas.length)
+        outputs: dict[int, Output] = {}
+        errors: dict[int, UnmaskError] = {}
+        told, clock = 0, TimedRunner(self.model, self._pool) if timed else None
+        events = decode(Scheduler([requests[index] for index in order], rows=batch_size), clock or self._runner())
+        for event in watched(events, len(requests)):
+            index = order[event.row]
+            output = requests[index].hear(event)
+            if on_step is not None:
+                on_step(replace(event, row=index))
+            if event.error is not None:
+                errors[index] = event.error
+            elif output is not None:
+                outputs[index] = replace(output, timing=None if clock is None else clock.spent[event.row])
+            while on_output is not None and told in outputs:
+                on_output(outputs[told])
+                told += 1
+        if errors:
+            raise failure(errors, len(requests))
+        return [outputs[index] for index in range(len(requests))]
 
     def decode(self, scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
         """Decode the scheduler's requests, also requests added meanwhile, until none is left.
@@ -244,10 +244,7 @@ class Generator:
         reason why it could not be decoded. The output of an abandoned request means nothing; a request that was
         abandoned before it began has one event without a step. An error of the model or the device ends all requests.
         """
-        for pair in events_of(scheduler, self._runner(), failing_alone=True):
-            yield pair
-            yield from dropped(scheduler)
-        yield from dropped(scheduler)
+        return events_of(scheduler, self._runner())
 
     def new_trace(self, request: Request) -> Trace:
         """A trace of the request without passes: call it before the request is decoded."""

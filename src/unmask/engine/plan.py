@@ -12,6 +12,7 @@ import torch
 from unmask import __version__, policies
 from unmask.cache import Cache, cache_for
 from unmask.device import widest_float
+from unmask.engine.canvas import Canvas
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
@@ -21,7 +22,7 @@ from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings
 from unmask.trace.record import SCHEMA
 
-_OF_BATCHES = ("batch_size", "timed", "on_step", "on_output")
+OF_BATCHES = ("batch_size", "timed", "on_step", "on_output")
 # Settings that each row has for itself: requests that differ only in these may be decided together.
 _OWN = ("max_tokens", "block_size", "sliding", "seed", "cache", "refresh", "cfg_scale")
 _OWN += ("stop", "stop_token_ids", "early_stop")
@@ -61,7 +62,7 @@ class Plan:
 
     @cached_property
     def cache(self) -> Cache:
-        return cache_for(self.settings)
+        return cache_for(self.settings, shifted=self.spec.shifted)
 
     @cached_property
     def needs(self) -> frozenset[str]:
@@ -86,6 +87,11 @@ class Plan:
     def decision_settings(self) -> Settings:
         """The settings on which a decision depends, all others at their defaults."""
         return replace(self.settings, **{item.name: item.default for item in fields(Settings) if item.name in _OWN})
+
+    def canvas(self, tokens: list[int]) -> Canvas:
+        """A canvas of these tokens, masks included, to be filled by this plan."""
+        sizes: dict[str, Any] = {"block_size": self.block_size, "sliding": self.settings.sliding}
+        return Canvas(tokens=tokens, mask_id=self.spec.mask_id, aligned=self.spec.causal, **sizes)
 
     def ending(self, codec: TextCodec) -> Ending:
         """What ends the text of a request with this plan."""
@@ -190,7 +196,7 @@ def _merged(settings: Settings | None, shorthand: Mapping[str, Any]) -> Settings
         )
     known = {item.name: item.default for item in fields(Settings)}
     for key in shorthand:
-        if key in _OF_BATCHES:
+        if key in OF_BATCHES:
             raise UnmaskError(f"{key} is for generate, chat and infill only")
         if key not in known:
             owner = policies.owner_of(key)

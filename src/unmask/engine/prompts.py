@@ -1,17 +1,23 @@
-"""What callers give to be decoded: one or many, text or token ids."""
+"""From what callers give to be decoded (one or many, text or token ids) to requests: checked, and laid on a canvas."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from unmask.errors import UnmaskError
-from unmask.models.base import ModelSpec
+from unmask.engine.detail import Detail
+from unmask.engine.plan import Plan, plan
+from unmask.engine.scheduler import Request
+from unmask.errors import TooLong, UnmaskError, WrongOption
+from unmask.models.base import LoadedModel, ModelSpec
 from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.policies import Policy
+from unmask.settings import Settings, SettingsFields
+from unmask.trace.record import Trace
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids taken as they are
 Message: TypeAlias = dict[str, str]
@@ -77,3 +83,73 @@ def token_rows(token_ids: Sequence[Any] | Tensor, vocab_size: int, device: torch
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size:
         raise UnmaskError(f"token ids must be in [0, {vocab_size})")
     return tokens
+
+
+def requests_for(
+    loaded: LoadedModel,
+    prompts: list[list[int]],
+    *,
+    suffix: Sequence[int] = (),
+    infill: bool = False,
+    policy: str | Policy | None = None,
+    settings: Settings | None = None,
+    trace: bool | Detail = False,
+    **shorthand: Unpack[SettingsFields],
+) -> list[Request]:
+    """Requests for the text behind each prompt, up to the suffix, or for the masks in it; all with one plan."""
+    if infill:
+        given = {"suffix": suffix, **shorthand}
+        for name in ("suffix", "max_tokens", "stop", "stop_token_ids"):
+            if given.get(name) or getattr(settings, name, None):
+                raise WrongOption(name, "does not apply: infill fills the masks that are there")
+    if not isinstance(trace, bool | Detail):
+        raise UnmaskError(f"trace must be true, false or a Detail, got {trace!r}; a file is written by trace.save")
+    job = plan(loaded.model, policy, settings, shorthand)
+    detail = trace if isinstance(trace, Detail) else Detail() if trace else None
+    made = []
+    for prompt in prompts:
+        canvas = job.canvas(_masked(loaded.codec, job, prompt, suffix, infill=infill))
+        if job.spec.causal and not canvas.continues:
+            raise UnmaskError(f"{job.spec.name} sees only what lies before: it cannot fill a hole that text follows")
+        request = Request(canvas=canvas, plan=job, ending=job.ending(loaded.codec), infills=infill, detail=detail)
+        request.trace = None if detail is None else new_trace(loaded, request)
+        made.append(request)
+    return made
+
+
+def _masked(codec: TextCodec, job: Plan, prompt: list[int], suffix: Sequence[int], *, infill: bool) -> list[int]:
+    """The tokens of a canvas, masks included."""
+    spec, masks = job.spec, 0 if infill else job.max_tokens
+    if infill and spec.mask_id not in prompt:
+        mask = codec.token_text(spec.mask_id)
+        raise UnmaskError(f"the text has no mask to fill; write {mask} for each token that is missing")
+    if not infill and (spec.mask_id in prompt or spec.mask_id in suffix):
+        problem = f"the prompt contains the mask token {codec.token_text(spec.mask_id)}; to fill masks inside a text,"
+        raise UnmaskError(
+            f"{problem} use infill",
+            flags=f"{problem} use --infill of `unmask generate`",
+            http=f"{problem} give it as the prompt of /v1/completions, without a suffix",
+        )
+    check_length(spec, len(prompt) + len(suffix), masks)
+    return [*prompt, *[spec.mask_id] * masks, *suffix]
+
+
+def check_length(spec: ModelSpec, prompt: int, new: int) -> None:
+    """Refuse more tokens than the model has positions."""
+    if prompt + new > spec.max_length:
+        extra = f" and {new} to generate" if new else ""
+        raise TooLong(f"{prompt} tokens{extra} are more than the {spec.max_length} positions of {spec.name}")
+
+
+def new_trace(loaded: LoadedModel, request: Request) -> Trace:
+    """A trace of the request without passes."""
+    canvas, codec = request.canvas, loaded.codec
+    # The masks of a continuation are not part of its prompt; masks inside an infilled text are.
+    prompt = canvas.tokens[: canvas.holes[0]] if canvas.continues and not request.infills else canvas.tokens
+    about = {
+        "text": codec.decode(prompt, special=True),
+        "token_ids": list(prompt),
+        "tokens": [codec.token_text(token) for token in prompt],
+        "holes": list(canvas.holes),
+    }
+    return Trace(header=request.plan.header(loaded.model) | {"prompts": [about]})

@@ -1,8 +1,9 @@
-"""One request while it is decoded, and the rows that one policy decides together."""
+"""One request while it is decoded, what a pass does to it, and the rows that one policy decides together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,17 +13,31 @@ from torch.nn.functional import pad
 
 from unmask.device import on_device
 from unmask.engine.canvas import Canvas
-from unmask.engine.commit import PassResult
-from unmask.engine.observe import Observer
+from unmask.engine.detail import Detail, RowNumbers
 from unmask.engine.plan import Plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.models.base import ModelSpec
 from unmask.policies import most_commits, name_of, remasks, state_of
 from unmask.types import Commit, StepEvent
 
 MOST_WAITING = 1000  # passes in which a policy may wait before it fills more positions than ever
 _WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths occur
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a pass did to one row."""
+
+    committed: dict[int, int] = field(default_factory=dict)  # position -> token
+    remasked: tuple[int, ...] = ()
+    waiting: bool = False  # the policy let the row idle on purpose
+    drifted: bool = False  # the next pass must refresh the row's cache
+    broken: bool = False  # an open position had no usable logits
+    foreign: bool = False  # the policy gave a token outside the vocabulary
+    goes_on: bool = False  # the block stays open and needs no refresh, so `Cache.plan_next` has the next pass's plan
+    refreshed: bool = False  # the pass renewed the row's cache
+    numbers: RowNumbers | None = None  # for a trace
+    error: UnmaskError | None = None  # why the policy could not decide; then the pass did nothing
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -34,10 +49,11 @@ class Row:
     generator: torch.Generator
     slot: int = 0  # of its call's storage
     filled: int = 0  # most positions that were filled after a pass
-    idle: int = 0  # passes since then in which the policy did not wait
-    waited: int = 0  # passes since then in which it did
-    leaving: bool = False  # the request was abandoned before the pass was sealed
+    idle: int = 0  # decisions since then in which the policy did not wait
+    waited: int = 0  # decisions since then in which it did
+    leaving: bool = False  # ends with the pass under way: its request was abandoned, or its text is complete
     done: bool = False
+    guesses: list[list[int]] = field(default_factory=list)  # what the canvas may become; see verify.py
 
     @property
     def canvas(self) -> Canvas:
@@ -47,44 +63,42 @@ class Row:
     def plan(self) -> Plan:
         return self.request.plan
 
-    def record(self, result: PassResult, *, eos_id: int, refreshed: bool) -> StepEvent:
-        """Write the result of a pass to the canvas; returns the event."""
-        canvas = self.canvas
+    def record(self, turns: list[PassResult]) -> StepEvent:
+        """Write what a pass did to the canvas; returns the event. A pass has one turn, or more if guesses came true."""
+        canvas, numbers = self.canvas, turns[0].numbers
         step, block = canvas.passes, canvas.block
-        error, committed = None, {}
+        commits: list[Commit] = []
+        remasked, error = (), None
         try:
-            self._check(result)
+            for number, turn in enumerate(turns):
+                self._check(turn)
+                commits += self._commits(turn)
+                remasked, canvas.stale = turn.remasked, turn.drifted
+                full = canvas.write(turn.committed, turn.remasked, same_pass=number > 0)
+                self.leaving = self.leaving or (full and self.request.ended())
+                if self.leaving:
+                    canvas.end_here(self.plan.spec.eos_id)
+                    break
         except UnmaskError as caught:  # this row fails, the others go on
             error = caught
-        if error is None:
-            committed = self._write(result, eos_id)
-            canvas.stale = result.drifted
         self.done = canvas.finished or error is not None
-        text = self.request.token_text
-        commits = tuple(Commit(position=at, token_id=token, text=text(token)) for at, token in committed.items())
         return StepEvent(
             row=self.number,
             step=step,
             block=block,
-            committed=commits,
-            remasked=result.remasked if error is None else (),
-            refreshed=refreshed,
+            committed=tuple(sorted(commits, key=lambda commit: commit.position)),
+            remasked=remasked,
+            refreshed=turns[0].refreshed,
+            open=None if numbers is None else tuple(numbers.open.values()),
+            overlap=None if numbers is None else numbers.overlap,
             finished=self.done,
             error=error,
         )
 
-    def _write(self, result: PassResult, eos_id: int) -> dict[int, int]:
-        """Write a result to the canvas; returns the commits that stand. Those behind the end of the text do not."""
-        canvas, committed = self.canvas, _before(result.committed, self.canvas.block[1])
-        ends = canvas.write(committed, result.remasked) and self.request.ended()
-        while len(committed) < len(result.committed) and not ends:  # a pass that verifies may go on in the next block
-            committed = _before(result.committed, canvas.block[1])
-            ends = canvas.go_on(committed) and self.request.ended()
-        if result.step is not None:
-            canvas.block_step = result.step
-        if self.leaving or ends:
-            canvas.end_here(eos_id)
-        return committed
+    def _commits(self, turn: PassResult) -> Iterator[Commit]:
+        for position, token in turn.committed.items():
+            numbers = {} if turn.numbers is None else turn.numbers.of_commit(position)
+            yield Commit(position=position, token_id=token, text=self.request.token_text(token), **numbers)
 
     def _check(self, result: PassResult) -> None:
         """Raise why the row cannot be decoded to its end, if it cannot."""
@@ -97,8 +111,7 @@ class Row:
             outside = f"a token outside the vocabulary of {self.plan.spec.vocab_size}"
             raise WorkFailed(f"the policy {name_of(policy)} gave {outside}")
         forced = canvas.sliding < 1.0  # the engine may add a commit in the first open block
-        once = result.step is None  # a pass that verifies decides several times
-        if once and committed > most_commits(policy, canvas.open_in_block(), canvas.block_step) + forced:
+        if committed > most_commits(policy, canvas.open_in_block(), canvas.block_step) + forced:
             raise WorkFailed(f"the policy {name_of(policy)} commits more than its most_commits allows")
         filled = len(canvas.step_map) + committed - len(result.remasked)
         if filled > self.filled:
@@ -114,58 +127,55 @@ class Row:
         raise WorkFailed(f"a row has made no progress in {passes} passes: the policy {name_of(policy)} {why}")
 
 
-def _before(commits: dict[int, int], end: int) -> dict[int, int]:
-    return {at: token for at, token in commits.items() if at < end}
-
-
+@dataclass(slots=True, eq=False, kw_only=True)
 class Group:
     """Rows that one policy decides together: their tokens on the device, and what the policy remembers of them."""
 
-    def __init__(self, plan: Plan, request: Request, device: torch.device) -> None:
-        self.policy, self.settings, self.detail = plan.policy, plan.decision_settings, request.detail
-        self.observer = Observer(spec=plan.spec, settings=plan.decision_settings, needs=plan.needs)
-        self.rows: list[Row] = []
-        self.newcomers: list[Row] = []  # not on the device yet
-        self.state: Any = None
-        self.length = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
-        self.tokens: Int[Tensor, "b n"] = torch.empty(0, 0, dtype=torch.long, device=device)
-        self.holes: Bool[Tensor, "b n"] = self.tokens.bool()
-        self.guesses: Int[Tensor, "b g n"] = self.tokens[:, None].expand(-1, plan.settings.verify, -1)
+    plan: Plan  # of the first row; `takes` says what it has in common with the others
+    detail: Detail | None = None
+    tokens: Int[Tensor, "b n"]
+    holes: Bool[Tensor, "b n"]  # the positions to fill
+    rows: list[Row] = field(default_factory=list)
+    newcomers: list[Row] = field(default_factory=list)  # not on the device yet
+    state: Any = None
+    length: int = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
+
+    @classmethod
+    def empty(cls, request: Request, device: torch.device) -> Group:
+        """A group for this request and others like it."""
+        none = torch.empty(0, 0, dtype=torch.long, device=device)
+        return cls(plan=request.plan, detail=request.detail, tokens=none, holes=none.bool())
 
     def takes(self, request: Request) -> bool:
         """Whether the request may join: not while the policy keeps state, since a new row would have no history."""
-        same = (self.policy, self.settings, self.detail) == (
-            request.plan.policy,
-            request.plan.decision_settings,
-            request.detail,
-        )
-        return same and self.state is None
+        mine, its = ((plan.policy, plan.decision_settings) for plan in (self.plan, request.plan))
+        return mine == its and self.detail == request.detail and self.state is None
 
-    def take_in(self, spec: ModelSpec) -> None:
+    def take_in(self) -> None:
         """Append the newcomers to the rows and to the tensors of the group."""
         rows, self.newcomers = self.newcomers, []
         if not rows:
             return
-        device = self.tokens.device
         self.rows += rows
         self.length = max(row.canvas.length for row in self.rows)
-        width = -(-self.length // _WIDTHS) * _WIDTHS
-        padded = [row.canvas.tokens + [spec.eos_id] * (width - row.canvas.length) for row in rows]
-        added = on_device(torch.tensor(padded, dtype=torch.long), device)
+        width, spec = -(-self.length // _WIDTHS) * _WIDTHS, self.plan.spec
+        added = padded([row.canvas.tokens for row in rows], width, spec.eos_id, self.tokens.device)
         wider = (0, width - self.tokens.shape[1])  # negative: the tensors become narrower
         self.tokens = torch.cat([pad(self.tokens, wider, value=spec.eos_id), added])
         self.holes = torch.cat([pad(self.holes, wider), added == spec.mask_id])
-        same = added[:, None].expand(-1, self.guesses.shape[1], -1)  # nothing is known yet of what comes
-        self.guesses = torch.cat([pad(self.guesses, wider, value=spec.eos_id), same])
 
     def retire(self) -> list[Row]:
         """Remove the rows that are done, and return them."""
         done = [row for row in self.rows if row.done]
-        if not done:
-            return []
-        staying = [number for number, row in enumerate(self.rows) if not row.done]
-        index = on_device(staying, self.tokens.device).long()
-        self.rows = [self.rows[number] for number in staying]
-        self.tokens, self.holes, self.guesses = self.tokens[index], self.holes[index], self.guesses[index]
-        self.state = state_of(self.state, index)
+        if done:
+            staying = [number for number, row in enumerate(self.rows) if not row.done]
+            index = on_device(staying, self.tokens.device).long()
+            self.rows = [self.rows[number] for number in staying]
+            self.tokens, self.holes = self.tokens[index], self.holes[index]
+            self.state = state_of(self.state, index)
         return done
+
+
+def padded(rows: list[list[int]], width: int, fill: int, device: torch.device) -> Int[Tensor, "b n"]:
+    """Rows of tokens on the device, each filled up to the width."""
+    return on_device(torch.tensor([row + [fill] * (width - len(row)) for row in rows]), device)

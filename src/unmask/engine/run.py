@@ -1,58 +1,19 @@
-"""Requests through the loop: the outputs of a list of them, or every event as it comes."""
+"""Requests through the loop, event by event: with their texts, with a bar in a notebook; and what failed of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 from unmask.engine.decode import decode
-from unmask.engine.notebook import watched
 from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Request, Scheduler
-from unmask.engine.timed import TimedRunner
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.types import Output, StepEvent, StreamEvent
+from unmask.types import StepEvent, StreamEvent
 
 
-def outputs_of(
-    requests: Sequence[Request],
-    runner: Runner,
-    *,
-    batch_size: int,
-    on_step: Callable[[StepEvent], None] | None = None,
-    on_output: Callable[[Output], None] | None = None,
-) -> list[Output]:
-    """The outputs in the order of the requests.
-
-    The longest requests begin first, unless `on_output` wants the outputs in order. If a request fails, the others are
-    decoded before its error is raised.
-    """
-    order = list(range(len(requests)))
-    if on_output is None:
-        order.sort(key=lambda index: -requests[index].canvas.length)
-    outputs: dict[int, Output] = {}
-    errors: dict[int, UnmaskError] = {}
-    told = 0
-    events = decode(Scheduler([requests[index] for index in order], rows=batch_size), runner)
-    for event in watched(events, len(requests)):
-        index = order[event.row]
-        output = requests[index].hear(event)
-        if on_step is not None:
-            on_step(replace(event, row=index))
-        if event.error is not None:
-            errors[index] = event.error
-        elif output is not None:
-            timing = runner.spent[event.row] if isinstance(runner, TimedRunner) else None
-            outputs[index] = replace(output, timing=timing)
-        while on_output is not None and told in outputs:
-            on_output(outputs[told])
-            told += 1
-    if errors:
-        raise _failure(errors, len(requests))
-    return [outputs[index] for index in range(len(requests))]
-
-
-def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
+def failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
     """The error to raise when some requests failed; all others were decoded."""
     index, error = min(errors.items())
     if count == 1:
@@ -61,18 +22,42 @@ def _failure(errors: dict[int, UnmaskError], count: int) -> UnmaskError:
     return WorkFailed(f"prompt {index + 1} of {count}{more}: {error}")
 
 
-def events_of(
-    scheduler: Scheduler, runner: Runner, *, failing_alone: bool = False
-) -> Iterator[tuple[Request, StreamEvent]]:
-    """Every event with its request. Raises the first error, unless requests may fail alone."""
+def watched(events: Iterator[StepEvent], prompts: int) -> Iterator[StepEvent]:
+    """The same events; in a notebook, with a bar under the cell meanwhile, unless there is a single prompt."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if prompts < 2 or getattr(shell, "kernel", None) is None:
+        yield from events
+        return
+    from IPython.display import HTML, display
+
+    done = 0
+    bar: Any = display(HTML(""), display_id=True)
+    for passes, event in enumerate(events, start=1):
+        if event.finished:
+            done += 1
+            share = f'<progress value="{done}" max="{prompts}"></progress>'
+            bar.update(HTML(f"{share} {done} of {prompts} prompts, {passes} forward passes"))
+        yield event
+    bar.update(HTML(""))
+
+
+def events_of(scheduler: Scheduler, runner: Runner) -> Iterator[tuple[Request, StreamEvent]]:
+    """Every event with its request; one without a step for each request that was abandoned before it began."""
     for step in decode(scheduler, runner):
-        if step.error is not None and not failing_alone:
-            raise step.error
         request = scheduler.running.pop(step.row) if step.finished else scheduler.running[step.row]
         yield request, request.stream(step)
+        yield from _dropped(scheduler)
+    yield from _dropped(scheduler)
 
 
-def dropped(scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
-    """An event without a step for each request that was abandoned before it began."""
+def _dropped(scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
     while scheduler.dropped:
         yield scheduler.dropped.popleft(), StreamEvent(text_delta="")
+
+
+def stream_of(request: Request, runner: Runner) -> Iterator[StreamEvent]:
+    """The events of a request that is decoded alone; its error is raised."""
+    for _, event in events_of(Scheduler([request], rows=1), runner):
+        if event.step is not None and event.step.error is not None:
+            raise event.step.error
+        yield event

@@ -12,15 +12,14 @@ from typing import Any
 from unmask.cache.storage import StoragePool
 from unmask.device import wait_for
 from unmask.engine.batch import Batch, Call
-from unmask.engine.commit import PassResult
-from unmask.engine.forward import Pass
-from unmask.engine.rows import Group
-from unmask.engine.runner import GroupResult, PlainRunner
+from unmask.engine.rows import Group, PassResult, Row
+from unmask.engine.runner import GroupResult, Runner
+from unmask.engine.window import Pass
 from unmask.models.base import MaskedLM
 from unmask.types import Decision, StepView, Timing
 
 
-class TimedRunner(PlainRunner):
+class TimedRunner(Runner):
     """A plain runner that looks at the clock."""
 
     def __init__(self, model: MaskedLM, pool: StoragePool) -> None:
@@ -42,7 +41,7 @@ class TimedRunner(PlainRunner):
         self._policy_s += self._now() - began
         return answer
 
-    def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[tuple[Row, list[PassResult]]]:
         found = super().read(batch, results)
         now, rows = self._now(), batch.rows
         rest_s = max(0.0, now - self._pass_began - self._model_s - self._policy_s)

@@ -1,94 +1,47 @@
 """Which positions to commit after a forward pass: one algorithm, one file, one frozen dataclass of parameters."""
 
-from unmask.policies.base import (
-    WHOLE_CANVAS,
-    Policy,
-    decide,
-    describe,
-    get,
-    is_pure,
-    joined_state,
-    most_commits,
-    name_of,
-    names,
-    needs_of,
-    owner_of,
-    register,
-    remasks,
-    state_of,
-    with_progress,
-)
-from unmask.policies.bound import Bound
-from unmask.policies.certainty_prior import CertaintyPrior
-from unmask.policies.context_threshold import ContextThreshold
-from unmask.policies.credit import Credit
-from unmask.policies.cumulative import Cumulative
-from unmask.policies.dapd import Dapd
-from unmask.policies.dawn import Dawn
-from unmask.policies.eb import EB
-from unmask.policies.entropy import Entropy
-from unmask.policies.factor import Factor
-from unmask.policies.fixed import Fixed
-from unmask.policies.from_file import named
-from unmask.policies.hierarchical import Hierarchical
-from unmask.policies.joint import Joint
-from unmask.policies.klass import Klass
-from unmask.policies.local_leap import LocalLeap
-from unmask.policies.margin import Margin
-from unmask.policies.mean_field import MeanField
-from unmask.policies.p2 import P2
-from unmask.policies.position_entropy import PositionEntropy
-from unmask.policies.presets import preset, preset_settings, resolve, resolve_settings
-from unmask.policies.random import Random
-from unmask.policies.remask import Remask
-from unmask.policies.saber import Saber
-from unmask.policies.threshold import Threshold
-from unmask.policies.wino import Wino
-
-__all__ = [
-    "EB",
-    "P2",
-    "WHOLE_CANVAS",
-    "Bound",
-    "CertaintyPrior",
-    "ContextThreshold",
-    "Credit",
-    "Cumulative",
-    "Dapd",
-    "Dawn",
-    "Entropy",
-    "Factor",
-    "Fixed",
-    "Hierarchical",
-    "Joint",
-    "Klass",
-    "LocalLeap",
-    "Margin",
-    "MeanField",
-    "Policy",
-    "PositionEntropy",
-    "Random",
-    "Remask",
-    "Saber",
-    "Threshold",
-    "Wino",
-    "decide",
-    "describe",
-    "get",
-    "is_pure",
-    "joined_state",
-    "most_commits",
-    "name_of",
-    "named",
-    "names",
-    "needs_of",
-    "owner_of",
-    "preset",
-    "preset_settings",
-    "register",
-    "remasks",
-    "resolve",
-    "resolve_settings",
-    "state_of",
-    "with_progress",
-]
+from unmask.policies.base import WHOLE_CANVAS as WHOLE_CANVAS
+from unmask.policies.base import Policy as Policy
+from unmask.policies.base import decide as decide
+from unmask.policies.base import describe as describe
+from unmask.policies.base import get as get
+from unmask.policies.base import is_pure as is_pure
+from unmask.policies.base import most_commits as most_commits
+from unmask.policies.base import name_of as name_of
+from unmask.policies.base import names as names
+from unmask.policies.base import needs_of as needs_of
+from unmask.policies.base import owner_of as owner_of
+from unmask.policies.base import register as register
+from unmask.policies.base import remasks as remasks
+from unmask.policies.base import with_progress as with_progress
+from unmask.policies.bound import Bound as Bound
+from unmask.policies.certainty_prior import CertaintyPrior as CertaintyPrior
+from unmask.policies.context_threshold import ContextThreshold as ContextThreshold
+from unmask.policies.credit import Credit as Credit
+from unmask.policies.cumulative import Cumulative as Cumulative
+from unmask.policies.dapd import Dapd as Dapd
+from unmask.policies.dawn import Dawn as Dawn
+from unmask.policies.eb import EB as EB
+from unmask.policies.entropy import Entropy as Entropy
+from unmask.policies.factor import Factor as Factor
+from unmask.policies.fixed import Fixed as Fixed
+from unmask.policies.from_file import named as named
+from unmask.policies.hierarchical import Hierarchical as Hierarchical
+from unmask.policies.joint import Joint as Joint
+from unmask.policies.klass import Klass as Klass
+from unmask.policies.local_leap import LocalLeap as LocalLeap
+from unmask.policies.margin import Margin as Margin
+from unmask.policies.mean_field import MeanField as MeanField
+from unmask.policies.memory import joined_state as joined_state
+from unmask.policies.memory import state_of as state_of
+from unmask.policies.p2 import P2 as P2
+from unmask.policies.position_entropy import PositionEntropy as PositionEntropy
+from unmask.policies.presets import preset as preset
+from unmask.policies.presets import preset_settings as preset_settings
+from unmask.policies.presets import resolve as resolve
+from unmask.policies.presets import resolve_settings as resolve_settings
+from unmask.policies.random import Random as Random
+from unmask.policies.remask import Remask as Remask
+from unmask.policies.saber import Saber as Saber
+from unmask.policies.threshold import Threshold as Threshold
+from unmask.policies.wino import Wino as Wino

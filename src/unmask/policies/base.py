@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from unmask.device import out_of_memory
 from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
+from unmask.options import check_bounds
+from unmask.policies.memory import check_state
 from unmask.registry import Registry
 from unmask.rules.selection import open_scores
 from unmask.types import Decision, StepView
@@ -48,6 +50,9 @@ class Base(Policy):
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
     remasks: ClassVar[bool] = False  # may open decoded positions of the current block again
     pure: ClassVar[bool] = False  # keeps no state and asks the device nothing, so that a CUDA graph can capture it
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 P = TypeVar("P", bound=Policy)
@@ -87,7 +92,7 @@ def name_of(policy: object) -> str:
     return registry.name_of(policy)  # ty: ignore[invalid-argument-type]
 
 
-def describe(policy: Policy) -> dict[str, Any]:
+def describe(policy: object) -> dict[str, Any]:
     """The policy as plain data: `get(**describe(policy)) == policy`."""
     parameters = fields(policy) if is_dataclass(policy) else ()
     return {"name": name_of(policy)} | {field.name: getattr(policy, field.name) for field in parameters}
@@ -127,12 +132,12 @@ def most_commits(policy: object, open_now: int, step: int) -> int:
 
 def _speaks_of(policy: object, name: str, *methods: str) -> bool:
     """Whether the policy's attribute holds for these methods: a class that overrides one must define it again."""
-    order = type(policy).__mro__
-    says, *does = (
-        next((place for place, kind in enumerate(order) if found in vars(kind)), len(order))
-        for found in (name, *methods)
-    )
-    return says <= min(does) and says < len(order)
+    for kind in type(policy).__mro__:
+        if name in vars(kind):
+            return True
+        if any(method in vars(kind) for method in methods):
+            return False
+    return False
 
 
 def _hashable(value: object) -> bool:
@@ -166,7 +171,7 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
             raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not {dtypes[0]}")
         if value.device != device:
             raise WorkFailed(f"the policy {name} gave a tensor on {value.device} for {part}, not on {device}")
-    _check_state(answer[1], name, b, device)
+    check_state(answer[1], name, b, device)
     return answer
 
 
@@ -182,36 +187,6 @@ _PARTS = {
     "intensity": (2, _REAL),
     "overlap": (3, _REAL),
 }
-
-
-def _check_state(state: Any, name: str, rows: int, device: torch.device) -> None:
-    """Refuse a state that cannot be cut into rows."""
-    if state is None:
-        return
-    if not is_dataclass(state) or isinstance(state, type) or not all(item.init for item in fields(state)):
-        raise WorkFailed(f"the policy {name} gave {type(state).__name__} for its state, not a dataclass of tensors")
-    for part, value in _tensors(state).items():
-        if value.shape[:1] != (rows,) or value.device != device:
-            found = f"a tensor of shape {tuple(value.shape)} on {value.device}"
-            raise WorkFailed(f"the policy {name} keeps {found} as {part}, not one of {rows} rows on {device}")
-
-
-def state_of(state: Any, rows: slice | Tensor) -> Any:
-    """What a policy remembers of some rows only."""
-    return state if state is None else replace(state, **{name: value[rows] for name, value in _tensors(state).items()})
-
-
-def joined_state(states: list[Any]) -> Any:
-    """What a policy remembers of the rows of several states, one behind the other; all are None, or none is."""
-    if states[0] is None or len(states) == 1:
-        return states[0]
-    parts = [_tensors(state) for state in states]
-    return replace(states[0], **{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-
-
-def _tensors(state: Any) -> dict[str, Tensor]:
-    values = {item.name: getattr(state, item.name) for item in fields(state)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def with_progress(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, eligible
 from unmask.rules.selection import rank_of
@@ -17,16 +16,11 @@ from unmask.types import Decision, StepView
 class Bound(Base):
     """Commit above `threshold`, or above both `floor` and 1 - `factor` / (rank + 2), with ranks from 0 (Nemotron)."""
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    threshold: float = 0.9
-    floor: float = 0.45
-    factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
-        check_number(self, "floor", within="[0, 1]")
-        check_number(self, "factor", within="(0, inf)")
+    threshold: float = parameter(0.9, within="(0, 1]")
+    floor: float = parameter(0.45, within="[0, 1]")
+    factor: float = parameter(2.0, within="(0, inf)")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, candidates = confidence(view), eligible(view)

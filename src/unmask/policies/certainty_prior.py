@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import register
 from unmask.policies.schedule import Scheduled
 from unmask.policies.scores import confidence
@@ -23,15 +23,9 @@ REACH = 5  # a Gaussian is cut off at so many standard deviations
 class CertaintyPrior(Scheduled):
     """Commit the positions with the largest confidence times density of known positions around them (d2Cache)."""
 
-    sigma: float = 10.0
+    sigma: float = parameter(10.0, within="(0, 1000]")
 
-    def __post_init__(self) -> None:
-        Scheduled.__post_init__(self)
-        check_number(self, "sigma", within="(0, 1000]")
-
-    @property
-    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
-        return not self.remembers
+    pure = Scheduled.pure
 
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         scored = confidence(view)

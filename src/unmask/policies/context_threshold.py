@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, decoded
 from unmask.types import Decision, StepView
@@ -19,14 +18,10 @@ class ContextThreshold(Base):
     It is the share of the decoded positions of the block among these and all masks that are left.
     """
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    threshold: float = 0.9
-    relaxation: float = 0.3
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
-        check_number(self, "relaxation", within="[0, 1]")
+    threshold: float = parameter(0.9, within="(0, 1]")
+    relaxation: float = parameter(0.3, within="[0, 1]")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, filled = confidence(view), decoded(view).sum(-1)

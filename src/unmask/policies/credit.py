@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask import rules
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.memory import carried
 from unmask.types import Decision, StepView
@@ -27,21 +27,16 @@ class Credits:
 class Credit(Base):
     """Commit at `threshold`, on logits raised for tokens that were the likeliest in earlier passes too (dInfer)."""
 
-    threshold: float = 0.9
-    weight: float = 0.7
-    boost: float = 0.2
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
-        check_number(self, "weight", "boost", within="[0, inf)")
-        check_number(self, "decay", within="[0, 1]")
+    threshold: float = parameter(0.9, within="(0, 1]")
+    weight: float = parameter(0.7, within="[0, inf)")
+    boost: float = parameter(0.2, within="[0, inf)")
+    decay: float = parameter(0.8, within="[0, 1]")
 
     def select(self, view: StepView, state: Credits | None = None) -> tuple[Decision, Credits]:
         logits = view.working(view.logits)
         best = logits.argmax(-1)
         earned = rules.probability_of(best, logits).pow(self.boost).where(view.masked, 0.0)
-        before = carried(None if state is None else state.credit, view, fresh=torch.zeros_like(logits))
+        before = carried(state, "credit", view, fresh=torch.zeros_like(logits))
         credit = (self.decay * before).scatter_add(-1, best[..., None], earned[..., None])
         raised = logits + self.weight * credit.log1p()
         # A token that was drawn stays; the likeliest token may be another one on the raised logits.

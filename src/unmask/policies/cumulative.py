@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, eligible
 from unmask.rules.selection import best_scored, order_of
@@ -17,12 +16,9 @@ from unmask.types import Decision, StepView
 class Cumulative(Base):
     """Commit the most confident positions, as many as keep the product of their confidences at `threshold` or above."""
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
+    threshold: float = parameter(0.9, within="(0, 1]")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, candidates = confidence(view), eligible(view)

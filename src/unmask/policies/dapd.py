@@ -7,18 +7,17 @@ more dependence is tolerated. The constants 0.9 and one half of the staged varia
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.device import widest_float
-from unmask.options import check_choice, check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register, require
-from unmask.policies.greedy import compatible
 from unmask.policies.scores import confidence, eligible
 from unmask.policies.sequence import among, block_attention, block_positions
+from unmask.rules.selection import compatible
 from unmask.types import Decision, StepView
 
 
@@ -31,15 +30,11 @@ class Dapd(Base):
     which take no part in conflicts.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+    needs = frozenset({"attention"})
 
-    tau_min: float = 0.01
-    tau_max: float = 0.05
-    variant: str = "staged"
-
-    def __post_init__(self) -> None:
-        check_number(self, "tau_min", "tau_max", within="[0, 1]")
-        check_choice(self, "variant", ("staged", "direct"))
+    tau_min: float = parameter(0.01, within="[0, 1]")
+    tau_max: float = parameter(0.05, within="[0, 1]")
+    variant: str = parameter("staged", choices=("staged", "direct"))
 
     def attention_layers(self, n_layers: int) -> range:
         return range(n_layers * 7 // 10, n_layers)

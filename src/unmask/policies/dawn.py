@@ -8,7 +8,6 @@ DAWN's constant.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from unmask import rules
 from unmask.device import widest_float
-from unmask.options import check_choice, check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register, require
-from unmask.policies.greedy import compatible
 from unmask.policies.scores import confidence
 from unmask.policies.sequence import among, block_attention, block_positions, over_positions
+from unmask.rules.selection import compatible
 from unmask.types import Decision, StepView
 
 CONFIDENT = 0.9
@@ -32,18 +31,13 @@ LAYERS = 4
 class Dawn(Base):
     """Commit confident positions, positions that depend on an anchor, and a conflict-free choice of the rest (DAWN)."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"sequence_logits", "attention"})
+    needs = frozenset({"sequence_logits", "attention"})
 
-    tau_sink: float = 0.01
-    tau_edge: float = 0.07
-    tau_induce: float = 0.7
-    tau_low: float = 0.75
-    conflict_with: str = "intersection"
-
-    def __post_init__(self) -> None:
-        check_number(self, "tau_sink", within="[0, 1]")
-        check_number(self, "tau_edge", "tau_induce", "tau_low", within="(0, 1]")
-        check_choice(self, "conflict_with", ("intersection", "union"))
+    tau_sink: float = parameter(0.01, within="[0, 1]")
+    tau_edge: float = parameter(0.07, within="(0, 1]")
+    tau_induce: float = parameter(0.7, within="(0, 1]")
+    tau_low: float = parameter(0.75, within="(0, 1]")
+    conflict_with: str = parameter("intersection", choices=("intersection", "union"))
 
     def attention_layers(self, n_layers: int) -> range:
         return range(max(n_layers - LAYERS, 0), n_layers)

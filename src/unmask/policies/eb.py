@@ -6,11 +6,10 @@ The budget bounds the sum of the committed entropies less the largest one, an up
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from unmask.options import check_choice, check_number
+from unmask.options import parameter
 from unmask.policies import scores
 from unmask.policies.base import Base, register
 from unmask.rules.selection import best_scored, order_of
@@ -28,14 +27,10 @@ ORDERS = {
 class EB(Base):
     """Commit the best positions while the sum of their entropies, less the largest, is within `gamma` (EB-Sampler)."""
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    gamma: float = 0.1
-    order: str = "entropy"
-
-    def __post_init__(self) -> None:
-        check_number(self, "gamma", within="[0, inf)")
-        check_choice(self, "order", tuple(ORDERS))
+    gamma: float = parameter(0.1, within="[0, inf)")
+    order: str = parameter("entropy", choices=tuple(ORDERS))
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, candidates = ORDERS[self.order](view), scores.eligible(view)

@@ -19,9 +19,7 @@ from unmask.types import StepView
 class Entropy(Scheduled):
     """Commit the positions whose distributions have the lowest entropy (Dream)."""
 
-    @property
-    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
-        return not self.remembers
+    pure = Scheduled.pure
 
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         if self.schedule == "even":

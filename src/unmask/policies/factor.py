@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from unmask.options import check_flag, check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, eligible
 from unmask.rules.selection import best_scored
@@ -22,14 +21,10 @@ class Factor(Base):
     `reference_quirks` does as the public code does: when only the last position fails the test, it is committed too.
     """
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    factor: float = 1.0
+    factor: float = parameter(1.0, within="(0, inf)")
     reference_quirks: bool = False
-
-    def __post_init__(self) -> None:
-        check_number(self, "factor", within="(0, inf)")
-        check_flag(self, "reference_quirks")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, candidates = confidence(view), eligible(view)

@@ -18,9 +18,7 @@ from unmask.types import StepView
 class Fixed(Scheduled):
     """Commit the most confident positions (LLaDA)."""
 
-    @property
-    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
-        return not self.remembers
+    pure = Scheduled.pure
 
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         return confidence(view)

@@ -12,15 +12,14 @@ import copyreg
 import hashlib
 import importlib
 import sys
-from collections.abc import Generator
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Generator
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError, one_line
-from unmask.policies.base import Policy, get, registry
+from unmask.policies.base import Policy, describe, get, registry
 
 
 def named(policy: str) -> str:
@@ -43,16 +42,12 @@ def named(policy: str) -> str:
     name = f"{Path(file).name}:{kind}@{module.__name__.rpartition('_')[2]}"
     registry.adopt(name, found)
     # A process elsewhere, such as a replica on a cluster, loads the file for itself.
-    copyreg.pickle(found, lambda one: (_again, (f"{module.__file__}:{kind}", _parameters(one))))
+    copyreg.pickle(found, lambda one: (_again, (f"{module.__file__}:{kind}", describe(one))))
     return name
 
 
-def _again(policy: str, parameters: dict[str, Any]) -> Policy:
-    return get(named(policy), **parameters)
-
-
-def _parameters(policy: Any) -> dict[str, Any]:
-    return {item.name: getattr(policy, item.name) for item in fields(policy)} if is_dataclass(policy) else {}
+def _again(policy: str, described: dict[str, Any]) -> Policy:
+    return get(**described | {"name": named(policy)})
 
 
 def _is_policy(value: object) -> bool:
@@ -97,20 +92,16 @@ def _sources(path: Path) -> dict[Path, bytes]:
     return found
 
 
-_imported: dict[Path, bytes] = {}  # modules beside rules, as they were when they were imported
+_imported: set[Path] = set()  # modules beside rules
 
 
 @contextlib.contextmanager
-def _beside(path: Path, modules: dict[Path, bytes]) -> Generator[None]:
-    """Imports find the modules beside the file first, as those of a script do.
-
-    One of them that changed, or that another rule has in its folder, is imported anew.
-    """
-    for file, source in modules.items():
-        loaded = Path(getattr(sys.modules.get(file.stem), "__file__", None) or "")
-        if loaded in _imported and (loaded != file or _imported[loaded] != source):
+def _beside(path: Path, modules: Collection[Path]) -> Generator[None]:
+    """Imports find the modules beside the file first, as those of a script do, and anew: they may have changed."""
+    for file in modules:
+        if Path(getattr(sys.modules.get(file.stem), "__file__", None) or "") in _imported:
             del sys.modules[file.stem]
-        _imported[file] = source
+    _imported.update(modules)
     sys.path.insert(0, str(path.parent))
     importlib.invalidate_caches()
     try:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, decoded, eligible, likeliest
 from unmask.rules.selection import best_scored, rank_of
@@ -21,14 +21,10 @@ from unmask.types import Decision, StepView
 class Hierarchical(Base):
     """Commit above `threshold`, and the best of every run of masks if it is above `low_threshold` (dInfer)."""
 
-    threshold: float = 0.9
-    low_threshold: float = 0.4
-    remask_threshold: float | None = None  # open decoded positions whose likeliest token has less; None: never
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
-        check_number(self, "low_threshold", within="[0, 1]")
-        check_number(self, "remask_threshold", within="(0, 1]", optional=True)
+    threshold: float = parameter(0.9, within="(0, 1]")
+    low_threshold: float = parameter(0.4, within="[0, 1]")
+    # Open decoded positions whose likeliest token has less; None: never.
+    remask_threshold: float | None = parameter(None, within="(0, 1]")
 
     @property
     def remasks(self) -> bool:  # ty: ignore[incompatible-property-override]

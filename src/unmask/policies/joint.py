@@ -9,14 +9,13 @@ that token makes an event of probability q at most q / p likely, so beside the p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, eligible, entropy
 from unmask.rules.selection import order_of
@@ -28,12 +27,9 @@ from unmask.types import Decision, StepView
 class Joint(Base):
     """Commit what is certain together within `risk`, and one uncertain position, unless more text must come first."""
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    risk: float = 0.08
-
-    def __post_init__(self) -> None:
-        check_number(self, "risk", within="[0, 1)")
+    risk: float = parameter(0.08, within="[0, 1)")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, candidates = confidence(view), eligible(view)

@@ -7,7 +7,6 @@ public implementations differ in details, which `convention` chooses. Distributi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from unmask import rules
 from unmask.device import widest_float
-from unmask.options import check_choice, check_number, check_whole
+from unmask.options import parameter
 from unmask.policies.base import Base, register, require
+from unmask.policies.memory import carried
 from unmask.policies.scores import confidence, eligible
 from unmask.policies.sequence import block_positions, over_positions
 from unmask.rules.selection import best_scored
@@ -39,20 +39,13 @@ class Drift:
 class Klass(Base):
     """Commit every position that is stable and confident, else the most confident ones (KLASS)."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"sequence_logits"})
+    needs = frozenset({"sequence_logits"})
 
-    confidence: float = 0.6
-    kl: float = 0.015
-    history: int = 2
-    convention: str = "llada"
-    passes: int | None = None  # per block: sets how many to commit when none is ready; None: one
-
-    def __post_init__(self) -> None:
-        check_number(self, "confidence", within="(0, 1]")
-        check_number(self, "kl", within="(0, inf)")
-        check_whole(self, "history", least=1)
-        check_choice(self, "convention", ("llada", "dream"))
-        check_whole(self, "passes", least=1, optional=True)
+    confidence: float = parameter(0.6, within="(0, 1]")
+    kl: float = parameter(0.015, within="(0, inf)")
+    history: int = parameter(2, least=1)
+    convention: str = parameter("llada", choices=("llada", "dream"))
+    passes: int | None = parameter(None, least=1)  # per block: sets how many to commit when none is ready; None: one
 
     def select(self, view: StepView, state: Drift | None = None) -> tuple[Decision, Drift]:
         logits = require(view, "sequence_logits", "klass")
@@ -65,8 +58,7 @@ class Klass(Base):
         stable = (recent < self.kl).all(-1).gather(1, at)
         score = confidence(view)
         ready = eligible(view) & stable & self._confident(view, score, likeliest.gather(1, at))
-        masks = view.masked.sum(-1)
-        masks = masks if state is None else torch.where(view.step == 0, masks, state.masks)
+        masks = carried(state, "masks", view, fresh=view.masked.sum(-1))
         count = self._fallback_count(view, masks)
         commit = torch.where(ready.any(-1, keepdim=True), ready, best_scored(score, view.masked, count))
         # The state must not alias a buffer that the next forward pass may fill anew.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from unmask.options import check_number, check_whole
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence
 from unmask.types import Decision, StepView
@@ -18,15 +17,11 @@ from unmask.types import Decision, StepView
 class LocalLeap(Base):
     """Commit at `threshold`, or at `relaxed_threshold` within `radius` of a position that meets it (LocalLeap)."""
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    threshold: float = 0.9
-    relaxed_threshold: float = 0.75
-    radius: int = 4
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", "relaxed_threshold", within="(0, 1]")
-        check_whole(self, "radius", least=0)
+    threshold: float = parameter(0.9, within="(0, 1]")
+    relaxed_threshold: float = parameter(0.75, within="(0, 1]")
+    radius: int = parameter(4, least=0)
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score = confidence(view)

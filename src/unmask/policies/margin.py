@@ -18,9 +18,7 @@ from unmask.types import StepView
 class Margin(Scheduled):
     """Commit the positions whose best token leads the second best by the largest probability (Dream)."""
 
-    @property
-    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
-        return not self.remembers
+    pure = Scheduled.pure
 
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         return probability_gap(view)

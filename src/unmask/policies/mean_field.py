@@ -6,7 +6,6 @@ The rule decides which positions are safe to commit together; see `unmask.rules.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from unmask import rules
 from unmask.policies.base import Base, register
@@ -20,7 +19,7 @@ from unmask.types import Decision, StepView
 class MeanField(Base):
     """Commit where the mean-field intensity reaches `threshold` (Mean-Field Parallel Decoding, Algorithm 1)."""
 
-    pure: ClassVar[bool] = True  # neither state nor host reads: a CUDA graph can capture a decision
+    pure = True  # neither state nor host reads: a CUDA graph can capture a decision
 
     threshold: float = 0.85
     iterations: int = 2

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from unmask.options import check_whole
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence, decoded, standing
 from unmask.rules.selection import best_scored
@@ -19,12 +18,9 @@ from unmask.types import Decision, StepView
 class P2(Base):
     """After pass i of N keep the i/N of the block's positions with the likeliest tokens, and open the others (P2)."""
 
-    remasks: ClassVar[bool] = True
+    remasks = True
 
-    passes: int | None = None  # N, per block; None: one for each position
-
-    def __post_init__(self) -> None:
-        check_whole(self, "passes", least=1, optional=True)
+    passes: int | None = parameter(None, least=1)  # N, per block; None: one for each position
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, filled = confidence(view), decoded(view)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import eligible, entropy
 from unmask.types import Decision, StepView
@@ -18,14 +17,10 @@ from unmask.types import Decision, StepView
 class PositionEntropy(Base):
     """Commit where entropy plus `penalty` times the distance from the first mask is below `threshold` (WeDLM)."""
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    threshold: float = 0.4
-    penalty: float = 0.02
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, inf)")
-        check_number(self, "penalty", within="[0, inf)")
+    threshold: float = parameter(0.4, within="(0, inf)")
+    penalty: float = parameter(0.02, within="[0, inf)")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         columns = torch.arange(view.masked.shape[1], device=view.masked.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +18,7 @@ from unmask.types import StepView
 class Random(Scheduled):
     """Commit positions drawn at random; on Dream's time grid each one independently of the others."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"uniform"})
+    needs = frozenset({"uniform"})
 
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         uniform = torch.rand(view.masked.shape, device=view.masked.device) if view.uniform is None else view.uniform

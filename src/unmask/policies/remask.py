@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.options import check_choice, check_number, check_whole
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.memory import carried
 from unmask.policies.scores import confidence, decoded, likeliest, standing
@@ -32,26 +31,19 @@ class Edits:
 class Remask(Base):
     """Commit at `threshold`, and reopen tokens that have become `unlikely`, `replaced` or `unsteady` (T2M)."""
 
-    remasks: ClassVar[bool] = True
+    remasks = True
 
-    threshold: float = 0.9
-    doubt: str = "unlikely"
-    limit: float | None = None  # of the doubt; None: 0.5, 0.9 or 0.3
-    share: float = 0.25  # of the decoded positions, at most, in a pass
-    times: int = 5  # that a position is reopened, at most
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
-        check_choice(self, "doubt", tuple(LIMITS))
-        check_number(self, "limit", within="[0, 1]", optional=True)
-        check_number(self, "share", within="[0, 1]")
-        check_whole(self, "times", least=0)
+    threshold: float = parameter(0.9, within="(0, 1]")
+    doubt: str = parameter("unlikely", choices=tuple(LIMITS))
+    limit: float | None = parameter(None, within="[0, 1]")  # of the doubt; None: 0.5, 0.9 or 0.3
+    share: float = parameter(0.25, within="[0, 1]")  # of the decoded positions, at most, in a pass
+    times: int = parameter(5, least=0)  # that a position is reopened, at most
 
     def select(self, view: StepView, state: Edits | None = None) -> tuple[Decision, Edits]:
         score, filled, now = confidence(view), decoded(view), standing(view)
         none = torch.zeros_like(view.step)[:, None].expand_as(filled)
-        times = carried(None if state is None else state.times, view, fresh=none)
-        before = carried(None if state is None else state.before, view, fresh=torch.zeros_like(score))
+        times = carried(state, "times", view, fresh=none)
+        before = carried(state, "before", view, fresh=torch.zeros_like(score))
         doubt = self._doubt(view, now, before)
         limit = LIMITS[self.doubt] if self.limit is None else self.limit
         # "unlikely": the doubt is a probability of being wrong, so that every kind of doubt counts from its limit up.

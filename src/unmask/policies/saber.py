@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.options import check_whole
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.memory import carried
 from unmask.policies.scores import confidence, decoded, eligible, likeliest
@@ -32,12 +31,9 @@ class Confidences:
 class Saber(Base):
     """Commit above the mean confidence of the commits so far, at least `least`; reopen what fell most (Saber)."""
 
-    remasks: ClassVar[bool] = True
+    remasks = True
 
-    least: int = 2
-
-    def __post_init__(self) -> None:
-        check_whole(self, "least", least=1)
+    least: int = parameter(2, least=1)
 
     def select(self, view: StepView, state: Confidences | None = None) -> tuple[Decision, Confidences]:
         score, candidates, filled = confidence(view), eligible(view), decoded(view)
@@ -61,7 +57,7 @@ class Saber(Base):
         if state is None:
             return Confidences(none, never, score.new_zeros(len(score)), view.step.new_zeros(len(score)))
         known, begins = state.committed >= 0.0, view.step == 0
-        before, committed = carried(state.before, view, fresh=none), carried(state.committed, view, fresh=never)
+        before, committed = carried(state, "before", view, fresh=none), carried(state, "committed", view, fresh=never)
         total = state.total + (state.committed.where(known, 0.0).sum(-1)).where(begins, 0.0)
         return Confidences(before, committed, total, state.count + known.sum(-1).where(begins, 0))
 

@@ -12,13 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.options import check_choice, check_whole
+from unmask.options import parameter
 from unmask.policies.base import Base
+from unmask.policies.memory import carried
 from unmask.policies.scores import eligible
 from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView
-
-SCHEDULES = ("even", "dream")
 
 
 def even_count(view: StepView, passes: int) -> Int[Tensor, " b"]:
@@ -56,21 +55,19 @@ class BlockStart:
 class Scheduled(Base):
     """Commit the best-scored positions, as many as the schedule says."""
 
-    tokens_per_pass: int = 1
-    passes: int | None = None  # per block
-    schedule: str = "even"
+    tokens_per_pass: int = parameter(1, least=1)
+    passes: int | None = parameter(None, least=1)  # per block
+    schedule: str = parameter("even", choices=("even", "dream"))
 
     def __post_init__(self) -> None:
-        check_whole(self, "tokens_per_pass", least=1)
-        check_whole(self, "passes", least=1, optional=True)
-        check_choice(self, "schedule", SCHEDULES)
+        Base.__post_init__(self)
         if self.passes is not None and self.tokens_per_pass != 1:
             raise UnmaskError(f"passes={self.passes} and tokens_per_pass={self.tokens_per_pass} exclude each other")
 
     @property
-    def remembers(self) -> bool:
-        """Whether a pass must know what the block looked like at its start."""
-        return self.schedule == "dream" and self.passes is None
+    def pure(self) -> bool:  # ty: ignore[incompatible-property-override]
+        """Whether no pass must know what the block looked like at its start; a subclass says so of its own score."""
+        return self.schedule == "even" or self.passes is not None
 
     def most_commits(self, open_now: int, step: int) -> int:
         """The most commits of a pass in a row with `open_now` open positions, after `step` passes over the block."""
@@ -99,8 +96,6 @@ class Scheduled(Base):
     def _dream_passes(self, view: StepView, state: BlockStart | None) -> tuple[Int[Tensor, " b"], BlockStart | None]:
         if self.passes is not None:
             return torch.full_like(view.step, self.passes), None
-        masks = view.masked.sum(-1)
-        if state is not None:
-            masks = torch.where(view.step == 0, masks, state.masks)
+        masks = carried(state, "masks", view, fresh=view.masked.sum(-1))
         passes = (masks + self.tokens_per_pass - 1) // self.tokens_per_pass
         return passes.clamp(min=1), BlockStart(masks)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import confidence
 from unmask.types import Decision, StepView
@@ -16,12 +15,9 @@ from unmask.types import Decision, StepView
 class Threshold(Base):
     """Commit every position whose proposed token has probability at least `threshold` (Fast-dLLM)."""
 
-    pure: ClassVar[bool] = True
+    pure = True
 
-    threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number(self, "threshold", within="(0, 1]")
+    threshold: float = parameter(0.9, within="(0, 1]")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score = confidence(view)

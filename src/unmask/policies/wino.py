@@ -8,15 +8,15 @@ token. WINO's constants are constants here: a pass drafts at most 0.7 of the mas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask import rules
-from unmask.options import check_number
+from unmask.options import parameter
 from unmask.policies.base import Base, register, require
+from unmask.policies.memory import carried
 from unmask.policies.scores import confidence, decoded
 from unmask.rules.selection import best_scored
 from unmask.types import Decision, StepView
@@ -36,14 +36,11 @@ class Drafted:
 class Wino(Base):
     """Commit above `draft_threshold`, and reopen tokens that the shadow gives less than `verify_threshold` (WINO)."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"shadow"})
-    remasks: ClassVar[bool] = True
+    needs = frozenset({"shadow"})
+    remasks = True
 
-    draft_threshold: float = 0.6
-    verify_threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number(self, "draft_threshold", "verify_threshold", within="[0, 1]")
+    draft_threshold: float = parameter(0.6, within="[0, 1]")
+    verify_threshold: float = parameter(0.9, within="[0, 1]")
 
     def select(self, view: StepView, state: Drafted | None = None) -> tuple[Decision, Drafted]:
         score = confidence(view)
@@ -53,9 +50,7 @@ class Wino(Base):
         commit = torch.where(drafted.any(-1, keepdim=True), drafted, best)
         count = commit.sum(-1)
 
-        allowance = torch.full_like(count, FIRST_ALLOWANCE)
-        if state is not None:
-            allowance = torch.where(view.step == 0, allowance, state.count)
+        allowance = carried(state, "count", view, fresh=torch.full_like(count, FIRST_ALLOWANCE))
         # A pass opens fewer positions than the pass before committed, and none if it commits one: the block must fill.
         remask = self._doubtful(view, allowance - 1) & (count > 1)[:, None]
         return Decision(commit=commit, score=score, remask=remask), Drafted(count)

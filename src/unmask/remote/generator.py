@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Unpack
 
-from unmask.engine.generator import Generator
-from unmask.engine.keywords import Keywords
+from unmask.engine.generator import Generator, Keywords
 from unmask.errors import UnmaskError
 from unmask.remote.replicas import Pool
 from unmask.types import Output

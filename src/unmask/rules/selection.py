@@ -1,4 +1,4 @@
-"""Small functions that most decisions about positions need: ranking, and what can be proposed."""
+"""Small functions that most decisions about positions need: ranking, what can be proposed, what does not conflict."""
 
 from __future__ import annotations
 
@@ -39,3 +39,19 @@ def open_scores(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Flo
     score = score if score.is_floating_point() else score.float()
     lowest = torch.finfo(score.dtype).min
     return score.nan_to_num(nan=lowest, neginf=lowest).where(masked, -torch.inf)
+
+
+def compatible(
+    candidates: Bool[Tensor, "b k"], score: Float[Tensor, "b k"], conflict: Bool[Tensor, "b k k"]
+) -> Bool[Tensor, "b k"]:
+    """Candidates taken by descending score, each unless it conflicts with one taken before; conflict[i, j]: j bars i.
+
+    Every round decides all positions anew from the round before. After r rounds the first r in order are final, so k
+    rounds give the sequential answer without asking the device how far it is.
+    """
+    rank = rank_of(score, candidates)
+    barred_by = conflict & (rank[:, None, :] < rank[:, :, None])
+    taken = candidates
+    for _ in range(candidates.shape[-1]):
+        taken = candidates & ~(barred_by & taken[:, None, :]).any(-1)
+    return taken

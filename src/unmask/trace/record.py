@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError, one_line
-from unmask.types import Open, Output, StepEvent
+from unmask.types import Commit, Open, Output, StepEvent
 from unmask.web import frame
 
 SCHEMA = "unmask.trace/2"
@@ -90,20 +90,17 @@ def pass_line(row: int, event: StepEvent, token_text: TokenText) -> dict[str, An
         "row": row,
         "step": event.step,
         "block": list(event.block),
-        "committed": [
-            {
-                "position": commit.position,
-                "token_id": commit.token_id,
-                "text": token_text(commit.token_id),
-                "probability": _finite(commit.probability),
-                "margin": _finite(commit.margin),
-                "intensity": _finite(commit.intensity),
-            }
-            for commit in event.committed
-        ],
+        "committed": [_fields(commit) | {"text": token_text(commit.token_id)} for commit in event.committed],
         "remasked": list(event.remasked),
         "refreshed": event.refreshed,
-        "open": [_open(one, token_text) for one in event.open or ()],
+        "open": [
+            _fields(one)
+            | {
+                "candidates": [[token, _finite(probability)] for token, probability in one.candidates],
+                "texts": [token_text(token) for token, _ in one.candidates],
+            }
+            for one in event.open or ()
+        ],
     }
     if event.overlap is not None:
         line["overlap"] = [[_finite(value) for value in values] for values in event.overlap]
@@ -118,17 +115,10 @@ def result_line(row: int, result: Output | UnmaskError) -> dict[str, Any]:
     return {"row": row, **{key: plain[key] for key in ("text", "finish_reason", "usage")}}
 
 
-def _open(one: Open, token_text: TokenText) -> dict[str, Any]:
-    return {
-        "position": one.position,
-        "score": _finite(one.score),
-        "margin": _finite(one.margin),
-        "intensity": _finite(one.intensity),
-        "candidates": [[token, _finite(probability)] for token, probability in one.candidates],
-        "texts": [token_text(token) for token, _ in one.candidates],
-    }
+def _fields(record: Commit | Open) -> dict[str, Any]:
+    return {name: _finite(getattr(record, name)) for name in type(record).__slots__}
 
 
-def _finite(value: float | None) -> float | None:
+def _finite(value: Any) -> Any:
     """JSON has no infinity: a margin without a second candidate is null."""
-    return value if value is not None and math.isfinite(value) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,18 +18,17 @@ from unmask.cache.base import PassPlan
 from unmask.cache.storage import StoragePool
 from unmask.device import on_device
 from unmask.engine.batch import Batch, Call
-from unmask.engine.commit import FLAGS, GOES_ON, PassResult
+from unmask.engine.commit import FLAGS, Decided
 from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions
-from unmask.engine.detail import TraceNumbers, TurnNumbers
-from unmask.engine.forward import Pass
-from unmask.engine.rows import Group, Row
-from unmask.engine.runner import GroupResult, PlainRunner, joined_tables, row_results
-from unmask.engine.window import Window
+from unmask.engine.rows import Group, PassResult, Row
+from unmask.engine.runner import GroupResult, Runner, joined_tables, rows_of
+from unmask.engine.window import Pass, Window
 from unmask.models.base import MaskedLM, PassInputs, Prediction
 from unmask.models.kernels import passes
 from unmask.models.transformer import Transformer
 from unmask.policies import most_commits
 
+_GOES_ON = FLAGS.index("goes_on") - len(FLAGS)  # its column in a table
 Reading = Callable[[Int[Tensor, " numbers"]], Callable[[], list[int]]]
 
 
@@ -41,7 +40,7 @@ class _Launched:
     prediction: Prediction
 
 
-class CudaRunner(PlainRunner):
+class CudaRunner(Runner):
     """Begins the next pass as soon as its rows and its plan are certain."""
 
     def __init__(self, model: MaskedLM, pool: StoragePool) -> None:
@@ -60,26 +59,22 @@ class CudaRunner(PlainRunner):
         self._pass = begun[1] if begun is not None and begun[0] is call else super().forward(call)
         return self._pass
 
-    def decide_and_commit(
-        self, group: Group, done: Pass
-    ) -> tuple[Int[Tensor, "b results"], TraceNumbers | TurnNumbers | None]:
+    def decide_group(self, group: Group, done: Pass) -> Decided:
         if not can_capture(group, done):
-            return super().decide_and_commit(group, done)
-        decisions = Decisions.of(self.pool, self.model.spec, group)
-        group.tokens, table = decisions(self.model.spec, group, done)
-        return table, None
+            return super().decide_group(group, done)
+        return Decisions.of(self.pool, group.plan)(self, group, done)
 
-    def read(self, batch: Batch, results: list[GroupResult]) -> list[list[PassResult]]:
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[tuple[Row, list[PassResult]]]:
         read = self.reading(joined_tables(results))
         depends = any(row.canvas.sliding < 1.0 or row.plan.settings.verify for row in batch.rows)
         if len(batch.calls) > 1 or not batch.stays or depends:
-            return row_results(results, read())
+            return rows_of(results, read())
         call, ready = batch.calls[0], None
         if (prediction := self._predict_anywhere(call, results)) is None:
             ready = self._prepared(call, self._pass.window if self._pass else None)
             prediction = ready() if ready is not None and _cannot_complete(call) else None
-        found = row_results(results, read())
-        if prediction is None and ready is not None and all(row.goes_on for rows in found for row in rows):
+        found = rows_of(results, read())
+        if prediction is None and ready is not None and all(turn.goes_on for _, (turn,) in found):
             prediction = ready()
         if prediction is not None:
             self._launched = _Launched(rows=call.rows, prediction=prediction)
@@ -97,8 +92,8 @@ class CudaRunner(PlainRunner):
         if rows != launched.rows:  # a row has failed
             index = on_device([launched.rows.index(row) for row in rows], self.model.device)
             prediction = Prediction(logits=prediction.logits[index])
-        plan, window = call.plan(shifted=self.model.spec.shifted), call.window()
-        self._begun = call, Pass(window=window, plan=plan, prediction=prediction, drifted=None)
+        plan, window = call.plan(), call.window()
+        self._begun = call, Pass.of(plan, window, prediction)
 
     def close(self, *, usable: bool) -> None:
         self._pass = self._launched = self._begun = None
@@ -120,10 +115,10 @@ class CudaRunner(PlainRunner):
         """The next pass of rows that stay in their blocks; None where it needs more than a plain prediction."""
         kind = call.kind
         plain = not (kind.guided or kind.whole or kind.shadow or kind.attention_layers)
-        plan = call.plan_next(shifted=self.model.spec.shifted) if plain else None
+        plan = call.plan_next() if plain else None
         if plan is None or window is None:
             return None
-        return self.prepare(call, plan, None if plan.spans == list(window.blocks) else window.at)
+        return self.prepare(call, plan, window.predicted(plan))
 
     def _predict_anywhere(self, call: Call, results: list[GroupResult]) -> Prediction | None:
         """Launch the next pass without knowing which rows stay in their block and which go on to the next one.
@@ -139,10 +134,10 @@ class CudaRunner(PlainRunner):
         shifts = {after - before for before, after in zip(starts[::2], starts[1::2], strict=False)}
         if len(blocks) < 2 * len(rows) or len(widths) > 1 or len(shifts) > 1:
             return None
-        tables = [result.table for result in results if result.table is not None]
+        tables = [result.decided.table for result in results if result.decided is not None]
         if len(tables) < len(results):
             return None
-        goes_on = torch.cat([table[:, GOES_ON - FLAGS] for table in tables]) > 0
+        goes_on = torch.cat([table[:, _GOES_ON] for table in tables]) > 0
         at = torch.where(goes_on[:, None], window.at, window.at + shifts.pop())
         ready = self._prepared(call, replace(window, at=at, blocks=()))
         return None if ready is None else ready()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode
 from unmask.engine.plan import Plan
 from unmask.engine.runner import Runner
@@ -72,8 +70,5 @@ def rehearsals(prompt_tokens: int, plan: Plan, rows: int) -> Iterator[Rehearsal]
 
 
 def _request(prompt_tokens: int, plan: Plan) -> Request:
-    spec = plan.spec
-    tokens = [spec.eos_id] * prompt_tokens + [spec.mask_id] * plan.max_tokens
-    sizes: dict[str, Any] = {"block_size": plan.block_size, "sliding": plan.settings.sliding}
-    canvas = Canvas(tokens=tokens, mask_id=spec.mask_id, aligned=spec.causal, **sizes)
-    return Request(canvas=canvas, plan=plan)
+    tokens = [plan.spec.eos_id] * prompt_tokens + [plan.spec.mask_id] * plan.max_tokens
+    return Request(canvas=plan.canvas(tokens), plan=plan)
