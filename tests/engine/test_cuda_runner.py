@@ -162,6 +162,7 @@ def test_what_a_class_says_of_its_decisions_does_not_hold_for_those_of_others():
     hasty = type("Hasty", (policies.Fixed,), {"select": lambda self, view, state=None: None})
     assert (policies.most_commits(policies.Fixed(), 5, 0), policies.most_commits(hasty(), 5, 0)) == (1, 5)
     assert not policies.is_pure(type("Scored", (policies.Fixed,), {"score": lambda self, view: view.logits[..., 0]})())
+    assert not policies.is_pure(type("Choosy", (policies.Joint,), {"cost": lambda self, view, uncertain: view.start})())
     assert policies.is_pure(type("Renamed", (policies.Threshold,), {})())
 
 

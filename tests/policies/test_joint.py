@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,12 +30,13 @@ def alternating(*probabilities):
 @pytest.mark.parametrize(
     ("probabilities", "risk", "expected"),
     [
-        ((0.99, 0.98, 0.97), 0.1, {0, 1, 2}),  # certain together: 0.06
+        ((0.99, 0.98, 0.97), 0.05, {0, 1, 2}),  # all are certain
         ((0.991, 0.6, 0.98), 0.01, {0, 2}),  # 0.098 nats at distance 2 are the least; 0.009 is within 0.98 of the risk
         ((0.6, 0.9), 0.05, {1}),  # none is certain; 0.325 nats at distance 2 against 0.673 at distance 1
         ((0.6, 0.89), 0.05, {0}),  # 0.347 nats are too many at that distance
-        ((0.98, 0.6, 0.5), 0.05, {0, 1}),  # the pivot leaves 0.03 of the budget, of which 0.02 is used
+        ((0.98, 0.6, 0.5), 0.05, {0, 1}),  # beside the pivot 0.03 is allowed, and 0.02 is within that
         ((0.96, 0.6, 0.5), 0.05, {1}),  # 0.04 is within the risk, but not beside this pivot
+        ((0.98, 0.6, 0.5, 0.98), 0.05, {0, 1, 3}),  # each is within it, however many there are
         ((0.99, 0.99, 0.6, 0.5), 0.05, {0, 1}),  # two certain before it, two uncertain: the pivot waits
         ((0.6, 0.5, 0.99, 0.99), 0.05, {0, 2, 3}),  # the certain ones lie behind it: it goes
     ],
@@ -47,6 +49,31 @@ def test_a_run_of_one_token_before_the_pivot_counts_once():
     certain = [(0.999, 0)] * 4
     assert committed(policies.Joint(), view_of([*certain, (0.6, 2), (0.5, 4)])) == [0, 1, 2, 3, 4]
     assert committed(policies.Joint(), view_of([*alternating(*[0.999] * 4), (0.6, 4), (0.5, 2)])) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("written", "step", "goes"),
+    [
+        ((1, 2, 1, 2), 1, False),  # four in one pass, and one is uncertain: the next pass may finish the block
+        ((1, 2, 1, 2), 2, True),  # two a pass
+        ((1, 2, 1, 2), 0, False),  # blocks that slide begin with what was written before
+        ((1, 2, 1), 1, True),  # no more than three times as many
+        ((1, 1, 1, 1, 1), 1, True),  # a run of one token counts once
+    ],
+)
+def test_the_pivot_waits_where_earlier_passes_wrote_much_more_than_is_uncertain(written, step, goes):
+    *closed, pivot, sure = range(len(written) + 2)
+    view = view_of([(0.9, 0)] * len(written) + [(0.6, 0), (0.999, 2)], closed=closed)
+    tokens = torch.tensor([[*written, -1, -1]])
+    view = replace(view, tokens=tokens, decoded=tokens >= 0, step=torch.tensor([step]))
+    assert committed(policies.Joint(), view) == ([pivot, sure] if goes else [sure])
+
+
+def test_a_pivot_without_certain_tokens_never_waits():
+    tokens = torch.tensor([[1, 2, 1, 2, -1]])
+    view = view_of([(0.9, 0)] * 4 + [(0.6, 0)], closed=range(4))
+    view = replace(view, tokens=tokens, decoded=tokens >= 0, step=torch.tensor([1]))
+    assert committed(policies.Joint(), view) == [4]
 
 
 def test_closed_positions_are_decided_ones():
@@ -65,14 +92,8 @@ def plain(positions, masked, risk):
     p = {at: positions[at][0] for at in masked}
     tokens = [token for _, token in positions]
 
-    def within(budget):
-        taken, total = set(), 0.0
-        for at in sorted(masked, key=lambda at: (-p[at], at)):
-            total += 1 - p[at]
-            if total > budget:
-                break
-            taken.add(at)
-        return taken
+    def within(chance):
+        return {at for at in masked if 1 - p[at] <= chance}
 
     certain = within(risk)
     uncertain = sorted(set(masked) - certain)
@@ -91,14 +112,14 @@ def plain(positions, masked, risk):
 
 
 def test_it_agrees_with_plain_python():
-    rng, policy = random.Random(0), policies.Joint(risk=0.1)
+    rng, policy = random.Random(0), policies.Joint(risk=0.035)
     for _ in range(400):
         width = rng.randint(1, 9)
         levels = (0.55, 0.7, 0.9, 0.97, 0.99, 0.999)
         positions = [(rng.choice(levels) - 1e-4 * rng.random(), rng.choice((0, 2, 4))) for _ in range(width)]
         masked = sorted(rng.sample(range(width), rng.randint(1, width)))
         view = view_of(positions, closed=set(range(width)) - set(masked))
-        assert set(committed(policy, view)) == plain(positions, masked, 0.1)
+        assert set(committed(policy, view)) == plain(positions, masked, 0.035)
 
 
 @pytest.mark.parametrize("risk", [-0.1, 1.0, float("nan"), "low"])

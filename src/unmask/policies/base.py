@@ -113,7 +113,7 @@ def remasks(policy: object) -> bool:
 
 def is_pure(policy: object) -> bool:
     """Whether a CUDA graph can capture the policy's decisions: it says so, and is hashable."""
-    return _speaks_of(policy, "pure", "select", "score") and bool(getattr(policy, "pure", False)) and _hashable(policy)
+    return _speaks_of(policy, "pure") and bool(getattr(policy, "pure", False)) and _hashable(policy)
 
 
 def most_commits(policy: object, open_now: int, step: int) -> int:
@@ -131,11 +131,15 @@ def most_commits(policy: object, open_now: int, step: int) -> int:
 
 
 def _speaks_of(policy: object, name: str, *methods: str) -> bool:
-    """Whether the policy's attribute holds for these methods: a class that overrides one must define it again."""
+    """Whether the policy's attribute holds for these methods, or for all if none is named.
+
+    A class that overrides one of them must define the attribute again.
+    """
     for kind in type(policy).__mro__:
         if name in vars(kind):
             return True
-        if any(method in vars(kind) for method in methods):
+        own = [method for method, value in vars(kind).items() if callable(value) and not method.startswith("__")]
+        if any(method in own for method in methods or own):
             return False
     return False
 

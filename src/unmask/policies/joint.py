@@ -1,9 +1,9 @@
 """What is certain goes together, and one uncertain token goes first: the joint rule of this project (docs/joint.md).
 
-The certain positions are the most confident ones, whose chances of being wrong add up to at most `risk`. By the union
-bound this is also a bound on the chance that any of them is wrong, whatever their dependence. One position more, the
-pivot, can be decided at no such risk: it is decided first, and the others after it. If its token has probability p,
-that token makes an event of probability q at most q / p likely, so beside the pivot the budget is `risk` times p.
+A position is certain if its proposed token is wrong with a chance of at most `risk`. One position more, the pivot, may
+be as uncertain as it likes if it is decided first, and the others after it. Given that its token of probability p
+holds, an event of chance q has a chance of at most q / p: so beside the pivot, certain means wrong with a chance of at
+most `risk` times p. The pivot waits where the text grows so fast that the next pass will know more of it.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from torch.nn.functional import pad
 
 from unmask.options import parameter
 from unmask.policies.base import Base, register
-from unmask.policies.scores import confidence, eligible, entropy
-from unmask.rules.selection import order_of
+from unmask.policies.scores import confidence, decoded, eligible, entropy
 from unmask.types import Decision, StepView
 
 
 @register("joint")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joint(Base):
-    """Commit what is certain together within `risk`, and one uncertain position, unless more text must come first."""
+    """Commit every token that is wrong with a chance of at most `risk`, and one more unless it had better wait."""
 
     pure = True
 
-    risk: float = parameter(0.08, within="[0, 1)")
+    risk: float = parameter(0.04, within="[0, 1)")
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
-        score, candidates = confidence(view), eligible(view)
-        wrong = _added_up(1.0 - score, candidates)
-        certain = candidates & (wrong <= self.risk)
+        candidates, chance = eligible(view), confidence(view)
+        certain = candidates & (1.0 - chance <= self.risk)
         uncertain = candidates & ~certain
-        cost = (entropy(view) * distance_to_decided(uncertain)).where(uncertain, 0.0).where(candidates, torch.inf)
+        cost = self.cost(view, uncertain).where(uncertain, 0.0).where(candidates, torch.inf)
         pivot = cost.where(uncertain, torch.inf).argmin(-1, keepdim=True)
         column = torch.arange(cost.shape[1], device=cost.device)
-        waits = _waits(certain & (column < pivot), uncertain, view.proposed)
-        goes = uncertain & (column == pivot) & ~waits
-        budget = self.risk * score.where(goes, 1.0).amin(-1, keepdim=True)
-        return Decision(commit=goes | (certain & (wrong <= budget)), score=-cost), None
+        goes = uncertain & (column == pivot) & ~self.waits(view, certain & (column < pivot), uncertain)[:, None]
+        risk = self.risk * chance.where(goes, 1.0).amin(-1, keepdim=True)
+        return Decision(commit=goes | (certain & (1.0 - chance <= risk)), score=-cost), None
 
+    def cost(self, view: StepView, uncertain: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+        """The pivot is the uncertain position where this is least."""
+        return entropy(view) * distance_to_decided(uncertain)
 
-def _added_up(wrong: Float[Tensor, "b k"], candidates: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-    """At each candidate: its chance of being wrong, and those of all candidates before it, the surest first."""
-    order = order_of(-wrong, candidates)
-    totals = wrong.where(candidates, torch.inf).gather(-1, order).cumsum(-1)
-    return torch.empty_like(totals).scatter(-1, order, totals)
+    def waits(self, view: StepView, before: Bool[Tensor, "b k"], uncertain: Bool[Tensor, "b k"]) -> Bool[Tensor, " b"]:
+        """Whether the pivot waits; `before` are the certain positions at its left."""
+        ends, open_ = ends_of_runs(view), uncertain.sum(-1)
+        coming, written = (before & ends).sum(-1), (decoded(view) & ends).sum(-1)
+        return (2 * coming > open_) | (written > 3 * view.step.clamp(min=1) * open_)
 
 
 def distance_to_decided(uncertain: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
@@ -58,13 +58,7 @@ def distance_to_decided(uncertain: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
     return column - column.where(~uncertain, -1).cummax(-1).values
 
 
-def _waits(
-    before: Bool[Tensor, "b k"], uncertain: Bool[Tensor, "b k"], tokens: Int[Tensor, "b k"]
-) -> Bool[Tensor, "b 1"]:
-    """Whether the certain tokens `before` the pivot are more than half as many as the uncertain positions.
-
-    Then the text before the pivot grows fast, and the next pass knows more of the pivot. A certain token counts if the
-    next position proposes another token, so that a run of one token, such as the end of the text, counts at most once.
-    """
-    ends_run = pad(tokens[:, 1:] != tokens[:, :-1], (0, 1), value=True)
-    return 2 * (before & ends_run).sum(-1, keepdim=True) > uncertain.sum(-1, keepdim=True)
+def ends_of_runs(view: StepView) -> Bool[Tensor, "b k"]:
+    """Where the next position has another token, so that a run of one token, such as the end of a text, counts once."""
+    text = view.proposed if view.tokens is None else view.proposed.where(view.masked, view.tokens)
+    return pad(text[:, 1:] != text[:, :-1], (0, 1), value=True)
