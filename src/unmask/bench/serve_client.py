@@ -9,13 +9,14 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from unmask.bench.serve_requests import Ask
+from unmask.errors import WorkFailed
 
 PATIENCE_S = 300.0  # without a byte from the server: the answer is lost
 FULL = 429
@@ -53,23 +54,19 @@ class Broken(Exception):
 
 
 class Client:
-    """Sends requests over one connection after the other, which is kept for as long as the server keeps it."""
+    """Sends requests over one connection, which is opened again after an end that leaves it unusable."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         place = urlsplit(url)
-        self.host, self.port = place.hostname or "", place.port or 80
+        self.place = (place.hostname or "", place.port or 80)
         self.key = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._connection: http.client.HTTPConnection | None = None
+        self.connection = http.client.HTTPConnection(*self.place, timeout=PATIENCE_S)
 
     def send(self, ask: Ask) -> Heard:
         """Send a request, and wait for its answer unless the client leaves."""
         heard = Heard(ask=ask)
         try:
-            if ask.fault and ask.expects is None:
-                self._throw(ask.raw)
-                heard.end = "bad"
-            else:
-                self._exchange(heard)
+            heard.end = self._throw(ask.raw) if ask.fault and ask.expects is None else self._exchange(heard)
         except Broken as error:
             heard.end, heard.why = error.end, str(error)
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
@@ -80,130 +77,83 @@ class Client:
         return heard
 
     def get(self, path: str) -> str:
-        """The text at a path; raises OSError if there is none."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        """The text at a path."""
         try:
-            connection.request("GET", path, headers=self.key)
-            answer = connection.getresponse()
+            self.connection.request("GET", path, headers=self.key)
+            answer = self.connection.getresponse()
             text = answer.read().decode()
-        except http.client.HTTPException as error:
-            raise OSError(f"GET {path} got no answer: {error!r}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise WorkFailed(f"the server's {path} cannot be read: {error}") from error
         finally:
-            connection.close()
+            self.close()
         if answer.status != 200:
-            raise OSError(f"GET {path} got {answer.status}: {text:.200}")
+            raise WorkFailed(f"the server's {path} cannot be read: it got {answer.status}: {text:.200}")
         return text
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self.connection.close()  # the next request opens it again
 
-    def _throw(self, raw: bytes) -> None:
+    def _throw(self, raw: bytes) -> str:
         """Send bytes over a connection of their own, and leave."""
-        with suppress(OSError), socket.create_connection((self.host, self.port), timeout=PATIENCE_S) as connection:
+        with suppress(OSError), socket.create_connection(self.place, timeout=PATIENCE_S) as connection:
             connection.sendall(raw)
+        return "bad"
 
-    def _exchange(self, heard: Heard) -> None:
-        ask, answer = heard.ask, self._ask(heard.ask)
+    def _exchange(self, heard: Heard) -> str:
+        ask = heard.ask
+        self.connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
         if ask.leaves and not ask.streams:
-            heard.end = "cancelled"
-            return
-        response = answer.getresponse()
+            return "cancelled"
+        response = self.connection.getresponse()
         if response.status != 200:
-            _refused(heard, response.status, response.read())
-        elif ask.fault:
+            return _refused(ask, response.status, json.loads(response.read())["error"]["message"])
+        if ask.fault:
             raise Broken("wrong", f"{ask.fault} got 200 instead of {ask.expects}")
-        elif ask.streams:
-            _read_stream(heard, response)
-        else:
-            _read_whole(heard, response.read())
-        response.close()
-        if response.will_close:
-            self.close()
-
-    def _ask(self, ask: Ask) -> http.client.HTTPConnection:
-        """The connection on which a request was sent: a new one if the server has closed the old one meanwhile."""
-        for _ in range(2):
-            kept = self._connection is not None
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
-            try:
-                if kept and _closed(self._connection.sock):
-                    raise ConnectionResetError
-                self._connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
-                return self._connection
-            except OSError:
-                self.close()
-                if not kept:
-                    raise
-        raise AssertionError
+        return _read(heard, _events(response) if ask.streams else [json.loads(response.read())])
 
 
-def _closed(kept: socket.socket | None) -> bool:
-    """Whether the server has closed an idle connection, or sent something on it that was not asked for."""
-    if kept is None:
-        return True
-    kept.setblocking(False)
-    try:
-        rest = kept.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    finally:
-        kept.settimeout(PATIENCE_S)
-    if rest:
-        raise Broken("doubled", "more bytes came after the end of an answer")
-    return True
-
-
-def _refused(heard: Heard, status: int, raw: bytes) -> None:
-    """An answer that is an error: expected, for want of room, or a fault."""
-    ask, message = heard.ask, json.loads(raw)["error"]["message"]
+def _refused(ask: Ask, status: int, message: str) -> str:
+    """What an answer that is an error counts as: expected, for want of room, or a fault."""
     if status == FULL:
-        heard.end = "refused"
-    elif ask.fault:
-        if status != ask.expects:
-            raise Broken("wrong", f"{ask.fault} got {status} instead of {ask.expects}: {message}")
-        heard.end = "bad"
-    else:
-        raise Broken("lost" if status >= 500 else "wrong", f"got {status}: {message}")
+        return "refused"
+    if status == ask.expects:
+        return "bad"
+    if ask.fault:
+        raise Broken("wrong", f"{ask.fault} got {status} instead of {ask.expects}: {message}")
+    raise Broken("lost" if status >= 500 else "wrong", f"got {status}: {message}")
 
 
-def _read_whole(heard: Heard, raw: bytes) -> None:
-    data = json.loads(raw)
-    texts = {
-        each["index"]: each["message"]["content"] if "message" in each else each["text"] for each in data["choices"]
-    }
-    if len(texts) < len(data["choices"]):
-        raise Broken("doubled", "one choice came twice")
-    reasons = {each["index"]: each["finish_reason"] for each in data["choices"]}
-    _answered(heard, data["id"], texts, reasons, data)
-
-
-def _read_stream(heard: Heard, response: http.client.HTTPResponse) -> None:
+def _read(heard: Heard, chunks: Iterable[dict[str, Any]]) -> str:
+    """Put an answer together from the chunks of a stream, or from the one object that it is."""
+    ask, identity, costs = heard.ask, "", {}
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
-    identity, costs = "", {}
-    for chunk in _chunks(response):
+    for chunk in chunks:
         if "error" in chunk:
             raise Broken("lost", f"the stream ended with an error: {chunk['error']['message']}")
         identity, costs = chunk["id"], chunk if "decoding" in chunk else costs
         for choice in chunk["choices"]:
-            index, text = choice["index"], choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            index, said = choice["index"], choice.get("delta", choice.get("message"))
+            text = choice["text"] if said is None else said.get("content", "")
             if index in reasons:
                 raise Broken("doubled", "a choice went on after its end")
             texts[index] = texts.get(index, "") + text
             if choice["finish_reason"] is not None:
                 reasons[index] = choice["finish_reason"]
-            if text and heard.first_s is None:
+            if text and ask.streams and heard.first_s is None:
                 heard.first_s = time.perf_counter() - heard.began
-            if text and heard.ask.leaves:
-                heard.end = "cancelled"
-                return
-    _answered(heard, identity, texts, reasons, costs)
+            if text and ask.leaves:
+                return "cancelled"
+    choices = range(ask.body.get("n", 1))
+    if sorted(texts) != [*choices] or sorted(reasons) != [*choices]:
+        raise Broken("lost", f"of {len(choices)} choices, {len(texts)} came and {len(reasons)} ended")
+    tokens, passes = costs["usage"]["completion_tokens"], costs["decoding"]["forward_passes"]
+    heard.answer = Answer(tuple(texts[i] for i in choices), tuple(reasons[i] for i in choices), tokens, passes)
+    heard.id = identity
+    return "answered"
 
 
-def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """The data of server-sent events up to the last, which must be followed by nothing."""
     ended = False
     for line in response:
@@ -215,14 +165,3 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
     if not ended:
         raise Broken("lost", "the stream broke off")
-
-
-def _answered(
-    heard: Heard, identity: str, texts: dict[int, str], reasons: dict[int, str], costs: dict[str, Any]
-) -> None:
-    choices = range(heard.ask.body.get("n", 1))
-    if sorted(texts) != list(choices) or sorted(reasons) != list(choices):
-        raise Broken("lost", f"of {len(choices)} choices, {len(texts)} came and {len(reasons)} ended")
-    tokens, passes = costs["usage"]["completion_tokens"], costs["decoding"]["forward_passes"]
-    heard.answer = Answer(tuple(texts[i] for i in choices), tuple(reasons[i] for i in choices), tokens, passes)
-    heard.id, heard.end = identity, "answered"

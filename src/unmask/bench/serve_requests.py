@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unmask import policies
-from unmask.bench.serve_workload import ServeWorkload
+from unmask.bench.workload import ServeWorkload
 
 LETTERS = range(16, 200)
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -84,7 +84,7 @@ def _mixed(ask: Ask, workload: ServeWorkload, draw: random.Random) -> Ask:
         if draw.random() < 0.25:
             body["decoding"] = body["decoding"] | {"events": {"candidates": 2}}
     leaves = draw.random() < workload.share_cancelled
-    return Ask(number=ask.number, path=ask.path, body=body, leaves=leaves)
+    return replace(ask, body=body, leaves=leaves)
 
 
 def _bad(good: Ask) -> list[Ask]:
@@ -107,8 +107,7 @@ def _bad(good: Ask) -> list[Ask]:
         "half a body": (None, {"body": _head(good) + good.raw[:-5]}),
         "gone without reading": (None, {"body": _head(good) + good.raw}),
     }
-    shared: dict[str, Any] = {"number": good.number, "path": good.path, "body": good.body}
-    return [Ask(fault=name, expects=status, **shared | changes) for name, (status, changes) in wrong.items()]
+    return [replace(good, fault=name, expects=status, **changes) for name, (status, changes) in wrong.items()]
 
 
 def _head(ask: Ask) -> bytes:
