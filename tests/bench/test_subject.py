@@ -46,7 +46,7 @@ def test_without_a_choice_a_cpu_gets_the_shape_of_tiny():
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
-    monkeypatch.setattr("unmask.models.checkpoint.memory.free_memory", lambda device: 2**30)
+    monkeypatch.setattr("unmask.models.device.free_memory", lambda device: 2**30)
     with pytest.raises(
         OutOfMemory, match=r"llada-8b with random weights needs 29\.86 GiB on cpu, but 1\.00 GiB are free"
     ):

@@ -29,7 +29,7 @@ from unmask.engine.scheduler import Request, Scheduler
 from unmask.engine.timed import TimedRunner
 from unmask.engine.window import Pass
 from unmask.models.base import MaskedLM
-from unmask.models.checkpoint.memory import check_memory
+from unmask.models.device import check_memory
 from unmask.models.transformer import Transformer
 from unmask.policies import WHOLE_CANVAS, Fixed, Policy, describe, needs_of
 from unmask.settings import Settings

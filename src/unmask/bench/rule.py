@@ -20,8 +20,7 @@ from torch import Tensor
 from unmask import policies
 from unmask.bench.measure import Measurement, copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
 from unmask.bench.workload import RuleWorkload
-from unmask.models.checkpoint.memory import check_memory, free_memory
-from unmask.models.device import choose_device
+from unmask.models.device import check_memory, choose_device, free_memory
 from unmask.policies import Policy
 from unmask.rules import mean_field_commit
 from unmask.rules.mean_field import without_diagonal

@@ -17,7 +17,8 @@ from unmask.engine.plan import quantization_of
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import LoadedModel, MaskedLM
 from unmask.models.checkpoint.config import Config
-from unmask.models.checkpoint.loading import TINY, choose_dtype, load_model
+from unmask.models.checkpoint.folder import TINY
+from unmask.models.checkpoint.loading import choose_dtype, load_model
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.device import choose_device, device_name
 from unmask.models.quantized import check_format

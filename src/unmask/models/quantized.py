@@ -122,9 +122,6 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows n"]:
         return product(x, self.stored, self.scale, self.bias, self.arrived)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, {self.stored.dtype}, bias={self.bias is not None}"
-
 
 def bytes_to_load(model: nn.Module, quantize: str | None) -> int:
     """Memory to load a model: with `quantize`, the quantised model and one block that is not quantised yet."""
