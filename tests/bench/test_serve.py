@@ -19,8 +19,7 @@ import unmask
 from unmask import cli
 from unmask.bench.measure import Held, growth_of, held_by
 from unmask.bench.serve import ENDS, bench_serve, lone_answer
-from unmask.bench.serve_client import Client
-from unmask.bench.serve_requests import Ask, asks_of
+from unmask.bench.serve_client import Ask, Client, asks_of
 from unmask.bench.workload import ServeWorkload
 
 QUIET: dict[str, Any] = {"share_streamed": 0.0, "share_cancelled": 0.0, "share_bad": 0.0}

@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from unmask.bench.load import KINDS, REFRESH, Load, MeasuredPass, Say, announced, loads_of, run_passes
 from unmask.bench.measure import Measurement, now, short
@@ -29,14 +29,6 @@ from unmask.policies import remasks
 
 _BLOCK = 1  # whose passes are timed
 _PARTS = ("model", "policy", "rest")  # rest: proposals, commits, the host's part
-
-
-class Run(NamedTuple):
-    """One run of a batch, timed without a clock inside the passes."""
-
-    seconds: float
-    first_s: float  # until every row has a first piece of text that can no longer change
-    kept: int  # tokens before the ends of the texts; random weights end texts by accident
 
 
 def bench_step(
@@ -139,11 +131,11 @@ def bench_generate(
 def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
     """Requests of one size; times are medians over the runs, those of the parts come from one run more."""
     model, pool = subject.model, StoragePool()
-    runs = [_run(model, load, pool) for _ in range(repeats + 1)][1:]
+    runs, firsts, kepts = zip(*[_run(model, load, pool) for _ in range(repeats + 1)][1:], strict=True)
     passes = list(run_passes(model, load, pool, timed=True))
     parts = [found.timing for found in passes if found.timing is not None]
     floors = [floor.seconds for found in passes if (floor := subject.floor(found.calls)) is not None]
-    times, kept = sorted(run.seconds for run in runs), statistics.median_low(run.kept for run in runs)
+    times, kept = sorted(runs), statistics.median_low(kepts)
     seconds, floor_s = statistics.median(times), sum(floors) if floors else None
     figures: dict[str, Any] = {
         "repeats": repeats,
@@ -154,7 +146,7 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "slowest_s": times[-1],
         "p99_s": times[math.ceil(0.99 * len(times)) - 1],  # nearest rank: of fewer than a hundred runs, the slowest
         "kept_tokens": kept,
-        "first_prefix_ms": 1000.0 * statistics.median(run.first_s for run in runs),
+        "first_prefix_ms": 1000.0 * statistics.median(firsts),
         **{f"{part}_s": sum(getattr(each, f"{part}_s") for each in parts) for part in _PARTS},
         "floor_s": floor_s,
         "ratio": None if floor_s is None else seconds / floor_s,
@@ -180,7 +172,12 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
     return load.measured(subject, figures, row)
 
 
-def _run(model: MaskedLM, load: Load, pool: StoragePool) -> Run:
+def _run(model: MaskedLM, load: Load, pool: StoragePool) -> tuple[float, float, int]:
+    """The seconds of one run of a batch, without a clock inside the passes.
+
+    Also the seconds until every row has a first piece of text that can no longer change, and the tokens before the ends
+    of the texts; random weights end texts by accident.
+    """
     requests = load.requests(model)
     canvases = [request.canvas for request in requests]
     waiting, first = set(range(len(canvases))), 0.0
@@ -193,4 +190,4 @@ def _run(model: MaskedLM, load: Load, pool: StoragePool) -> Run:
             first = time.perf_counter() - began
     seconds, ends = now(model.device) - began, model.spec.end_ids
     kept = (next((n for n, token in enumerate(row.filled) if token in ends), len(row.filled)) for row in canvases)
-    return Run(seconds, first, sum(kept))
+    return seconds, first, sum(kept)

@@ -21,8 +21,7 @@ import torch
 
 from unmask import policies
 from unmask.bench.measure import Held, Measurement, growth_of, held_by
-from unmask.bench.serve_client import Answer, Client, Heard
-from unmask.bench.serve_requests import Ask, asks_of
+from unmask.bench.serve_client import Answer, Ask, Client, Heard, asks_of
 from unmask.bench.workload import ServeWorkload
 from unmask.engine.generator import Generator
 from unmask.engine.plan import preset_name

@@ -19,10 +19,9 @@ from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache
 from unmask.device import fast_module
 from unmask.errors import UnmaskError
-from unmask.models.attention import Attend, Packed, Padded, first_keys, picked, shadow_mask, visible_mask
+from unmask.models.attention import Attend, Packed, Packing, Padded, first_keys, picked, shadow_mask, visible_mask
 from unmask.models.base import Capabilities, ModelSpec, PassInputs, Prediction
 from unmask.models.layers import Block, LayerOps, RMSNorm, Rotary, TransformerShape
-from unmask.models.packing import Packing
 
 # Padding costs less than packing where the positions to compute are more than this share of the padded ones.
 _WORTH_PACKING = 0.9
