@@ -13,7 +13,7 @@ import typer
 
 from unmask import cli, policies
 from unmask.cli import run
-from unmask.models.checkpoint.loading import TINY
+from unmask.models.checkpoint.folder import TINY
 from unmask.settings import Settings
 
 COMMANDS = [

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.errors import UnknownName, WrongOption
-from unmask.options import option
+from unmask.errors import UnknownName, UnmaskError, WrongOption
+from unmask.options import check_number, check_whole, option
 from unmask.settings import Settings
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -84,6 +84,72 @@ class RuleWorkload:
         _check_least("seed", [self.seed], 0)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UnknownName("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeWorkload:
+    """What the clients of a server ask for."""
+
+    clients: int = option(8, "Clients at a time; each asks for one answer after the other.")
+    requests: int = option(8, "Requests of each client.")
+    minutes: float | None = option(None, "Go round the same requests for so long, and watch the server's memory.")
+    prompt_tokens: int = option(64, "Length of the longest prompt.")
+    shortest_prompt: int = option(8, "Length of the shortest prompt.")
+    max_tokens: int = option(32, "Tokens of the longest answer.")
+    shortest_answer: int = option(8, "Tokens of the shortest answer.")
+    policies: Sequence[str] = option(
+        ("mean_field", "threshold", "klass", "fixed"),
+        "Policies of requests, in turn (may be repeated).",
+        "--policy",
+        metavar="NAME",
+    )
+    set_: Sequence[str] = option((), "A parameter of the policy, if there is one only.", "--set", metavar="KEY=VALUE")
+    caches: Sequence[str] = option((), "Caches of the requests, in turn (may be repeated).", "--cache", metavar="NAME")
+    block_size: int | None = option(None, "Positions per block. [default: the server's]")
+    share_streamed: float = option(0.5, "Share of answers that are streamed.")
+    share_cancelled: float = option(0.1, "Share of requests whose client leaves before the answer.")
+    share_bad: float = option(0.1, "Share of requests that no server can answer.")
+    plain: bool = option(
+        False, "Alike requests: longest lengths, first policy, no streams, no client that leaves.", "--plain"
+    )
+    seed: int = option(0, "Of the prompts and their order.")
+    url: str | None = option(
+        None, "A server of the same model that runs. [default: start one for the test]", metavar="URL"
+    )
+    max_batch_size: int | None = option(None, "Texts that the started server decodes together. [default: 8]")
+    max_queue: int | None = option(None, "Texts that may wait in the started server. [default: 64]")
+    compare: bool = option(
+        True, "Compare each answer with the one that its request gets alone.", "--compare/--no-compare"
+    )
+
+    def __post_init__(self) -> None:
+        check_whole(self, "clients", "requests", "shortest_prompt", "shortest_answer", least=1)
+        check_whole(self, "prompt_tokens", least=self.shortest_prompt)
+        check_whole(self, "max_tokens", least=self.shortest_answer)
+        check_whole(self, "seed", least=0)
+        check_number(self, "share_streamed", "share_cancelled", "share_bad", within="[0, 1]")
+        if self.minutes is not None:
+            check_number(self, "minutes", within="(0, inf)")
+        if not self.policies:
+            raise UnmaskError("give at least one policy")
+        if self.set_ and len(self.policies) > 1:
+            raise UnmaskError(f"--set is for one --policy, got {', '.join(self.policies)}")
+        if not (self.url or "http://x").startswith("http://"):
+            raise UnmaskError(f"--url must begin with http://, got {self.url!r}")
+        for name, value in self.limits().items() if self.url else ():
+            raise WrongOption(name, f"is for the server that is started here, got {value} with --url {self.url}")
+        for cache in self.caches:
+            self.settings(cache)  # raises if a value is wrong
+
+    def limits(self) -> dict[str, int]:
+        """How much the started server takes on, where that is said."""
+        given = {"max_batch_size": self.max_batch_size, "max_queue": self.max_queue}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def settings(self, cache: str | None = None) -> Settings:
+        """What the requests have in common; every position is decoded where all are to be the same work."""
+        given: dict[str, Any] = {"cache": cache or next(iter(self.caches), None), "block_size": self.block_size}
+        return Settings(max_tokens=self.max_tokens, early_stop=not self.plain, **given)
 
 
 def _check_least(name: str, values: Sequence[int], least: int) -> None:

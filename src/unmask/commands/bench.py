@@ -6,13 +6,11 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from unmask import flags, screen, terminal
-from unmask.bench.serve_workload import ServeWorkload
-from unmask.bench.workload import RuleWorkload, Workload
+from unmask.bench.workload import RuleWorkload, ServeWorkload, Workload
 from unmask.errors import WorkFailed
 from unmask.field_flags import with_flags
 
@@ -26,7 +24,7 @@ def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
     from unmask.bench.rule import bench_rule as measure
 
     with terminal.status("measuring"):
-        timings = measure(**asdict(workload))
+        timings = measure(workload)
     _show_timings(timings, as_json=as_json)
 
 
@@ -37,7 +35,7 @@ def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Jso
 
     Beside them stands the floor of this device, which is measured too.
     """
-    from unmask.bench.step import bench_step as measure
+    from unmask.bench.decoding import bench_step as measure
 
     with terminal.status("preparing") as shown:
         timings = measure(*chosen.open(workload), on_progress=shown.update, on_missing=terminal.note)
@@ -51,7 +49,7 @@ def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags
 
     Beside them stands the floor of this device, which is measured too.
     """
-    from unmask.bench.generate import bench_generate as measure
+    from unmask.bench.decoding import bench_generate as measure
 
     with terminal.status("preparing") as shown:
         timings = measure(*chosen.open(workload), on_progress=shown.update)
@@ -78,7 +76,7 @@ def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: flag
         how |= {"on_progress": shown.update, "on_minute": terminal.note}
         timing = measure(workload, llm=llm, parameters=parameters, **how)
     _show_timings([timing], as_json=as_json)
-    for line in timing.faults:
+    for line in timing.figures["faults"]:
         terminal.note(line)
     if timing.failed:
         raise WorkFailed(timing.failed)
@@ -86,6 +84,6 @@ def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: flag
 
 def _show_timings(timings: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
-        print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
+        print("\n".join(json.dumps(timing.figures) for timing in timings))
     else:
-        screen.show_timings(timings[0].in_words(), [row for timing in timings for row in timing.rows()])
+        screen.show_timings(timings[0].title, [row for timing in timings for row in timing.rows])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unmask import rules
 from unmask.policies.base import Base, register
 from unmask.policies.scores import eligible
-from unmask.rules.validation import check_parameters
+from unmask.rules.commit import check_parameters
 from unmask.types import Decision, StepView
 
 
