@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
-import typer
 
 from unmask import cli, policies
 from unmask.cli import run
@@ -150,13 +149,19 @@ def test_an_instruct_checkpoint_without_its_template_gets_a_hint(capsys, tmp_pat
 
 
 def test_a_shell_completes_commands_and_flags():
-    words = {"_UNMASK_COMPLETE": "complete_bash", "COMP_WORDS": "unmask generate --max-t", "COMP_CWORD": "2"}
+    words = {"_UNMASK_COMPLETE": "bash_complete", "COMP_WORDS": "unmask generate --max-t", "COMP_CWORD": "2"}
     command = [sys.executable, "-m", "unmask"]
     done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["--max-tokens"]
+    assert done.stdout.split() == ["plain,--max-tokens"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_of_a_shell_is_shown(shell, capsys):
+    assert run(["--show-completion", shell]) == 0
+    assert f"{shell}_complete" in capsys.readouterr().out
 
 
 def test_every_command_is_looked_at_above():
-    tree = typer.main.get_command(cli.app)
-    names = {(name,) for name in tree.commands} | {("bench", name) for name in tree.commands["bench"].commands}
+    verbs = cli.app.commands
+    names = {(name,) for name in verbs} | {("bench", name) for name in verbs["bench"].commands}
     assert names <= {tuple(command) for command in COMMANDS}

@@ -10,9 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnknownName, UnmaskError
 from unmask.options import option
@@ -27,17 +25,12 @@ if TYPE_CHECKING:
     from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
     from unmask.policies import Policy
 
-Live = Annotated[
-    bool | None,
-    typer.Option("--live/--no-live", help="Show the canvas as it fills. [default: one prompt, on a terminal]"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, metavar="N", help="Port of this machine. [default: 0, which is a free one]")
-]
-NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Do not open a browser; the URL is printed.")]
-ROWS = 32
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help=f"Texts decoded together. [default: {ROWS}]")]
+# Flags of several commands.
+LIVE = option(None, "Show the canvas as it fills. [default: one prompt, on a terminal]", "--live/--no-live")
+JSON = option(False, "Print JSON, one object per line.", "--json")
+PORT = option(0, "Port of this machine; 0: a free one.", least=0, most=65535)
+NO_BROWSER = option(False, "Do not open a browser; the URL is printed.", "--no-browser")
+BATCH_SIZE = option(32, "Texts decoded together.", least=1)
 SET = ("--set",)
 
 
@@ -48,7 +41,7 @@ class Device:
     device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]", metavar="NAME")
     dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]", metavar="NAME")
     quantize: str | None = option(None, "Keep the weights of the blocks in 8 bits. [default: off]", metavar="fp8|int8")
-    threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", min=1)
+    threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", least=1)
 
     def __post_init__(self) -> None:
         if self.threads is not None:
@@ -109,10 +102,10 @@ class Evaluation(Device):
         "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]",
         metavar="NAME",
     )
-    limit: int | None = option(None, "At most so many items a cell.", min=1)
+    limit: int | None = option(None, "At most so many items a cell.")
     data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
-    batch_size: int | None = option(None, "Items decoded together.", min=1)
-    shots: int | None = option(None, "Worked examples in the prompt.", min=0)
+    batch_size: int | None = option(None, "Items decoded together.")
+    shots: int | None = option(None, "Worked examples in the prompt.")
     allow_unsandboxed: bool = option(
         False, "Run code that a model wrote even without bubblewrap.", "--allow-unsandboxed"
     )
@@ -123,8 +116,8 @@ class Evaluation(Device):
         from unmask.evals.packaged import recipe_file, run_name
         from unmask.evals.recipe import parse, read
 
-        given = {item.name: getattr(self, item.name) or None for item in fields(self) if item.name != "threads"}
-        given["shots"] = self.shots  # none is a number of them
+        given = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
+        given.pop("threads", None)  # they change no result
         if name is not None:
             file = recipe_file(name)
             return read(file, given), run_name(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,10 @@ class Given(NamedTuple):
     id: Any = None
 
 
-def read_prompts(typed: list[str] | None, files: list[Path] | None) -> list[Given]:
+def read_prompts(typed: Sequence[str], files: Sequence[Path]) -> list[Given]:
     """The prompts of a command: its arguments and files, or else the text that is piped in; `-` is that text, too."""
-    prompts = [given for text in typed or [] for given in (_prompts_in(Path("-")) if text == "-" else [Given(text)])]
-    for path in files or []:
+    prompts = [given for text in typed for given in (_prompts_in(Path("-")) if text == "-" else [Given(text)])]
+    for path in files:
         prompts += _prompts_in(path)
     if not prompts and sys.stdin is not None and not sys.stdin.isatty():
         prompts = [given for given in _prompts_in(Path("-")) if given.text]

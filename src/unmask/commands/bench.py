@@ -14,11 +14,11 @@ from unmask import flags, screen, terminal
 from unmask.bench.serve_workload import ServeWorkload
 from unmask.bench.workload import RuleWorkload, Workload
 from unmask.errors import WorkFailed
-from unmask.field_flags import with_flags
+from unmask.parsing import with_flags
 
 
 @with_flags(RuleWorkload, "Workload")
-def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
+def bench_rule(workload: RuleWorkload, as_json: bool = flags.JSON) -> None:
     """Time the mean-field rule beside the formula as printed.
 
     Logits in, commit set out.
@@ -32,7 +32,7 @@ def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
 
 @with_flags(Workload, "Workload", repeats=5)
 @with_flags(flags.BenchPolicy, "Model and policy")
-def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
+def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
     """Time single forward passes: model, policy, commit.
 
     Beside them stands the floor of this device, which is measured too.
@@ -46,7 +46,7 @@ def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Jso
 
 @with_flags(Workload, "Workload")
 @with_flags(flags.BenchPolicy, "Model and policy")
-def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
+def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
     """Time whole requests: tokens/s of everything decoded.
 
     Beside them stands the floor of this device, which is measured too.
@@ -60,7 +60,7 @@ def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags
 
 @with_flags(ServeWorkload, "Workload")
 @with_flags(flags.BenchModel, "Model")
-def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: flags.Json = False) -> None:
+def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: bool = flags.JSON) -> None:
     """Put a server under load, and check every answer.
 
     Each is compared with the one that its request gets alone.

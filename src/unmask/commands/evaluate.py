@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from unmask import flags, progress, screen, terminal
 from unmask.errors import Interrupted
-from unmask.field_flags import with_flags
+from unmask.options import option
+from unmask.parsing import with_flags
 
 if TYPE_CHECKING:
     from unmask.evals.store import CellFolder
@@ -23,20 +24,13 @@ if TYPE_CHECKING:
 def evaluate(
     asked: flags.Evaluation,
     backend: flags.Backend,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="YAML file, or the name of one in the package.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of the run; one that is there is resumed. [default: runs/NAME]"),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Discard what the folder holds of these cells; measure them anew.")
-    ] = False,
-    listed: Annotated[
-        bool, typer.Option("--list", help="List recipes, tasks, benchmarks and policies, and exit.")
-    ] = False,
-    as_json: flags.Json = False,
+    recipe: str | None = option(None, "YAML file, or the name of one in the package.", argument=True, metavar="RECIPE"),
+    out: Path | None = option(
+        None, "Folder of the run; one that is there is resumed. [default: runs/NAME]", metavar="FOLDER"
+    ),
+    fresh: bool = option(False, "Discard what the folder holds of these cells; measure them anew.", "--fresh"),
+    listed: bool = option(False, "List recipes, tasks, benchmarks and policies, and exit.", "--list"),
+    as_json: bool = flags.JSON,
 ) -> None:
     """Measure models x policies x settings x tasks.
 
@@ -83,18 +77,18 @@ def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of `unmask eval`, or a folder of such.")],
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write tables and figures to this folder.")] = None,
-    form: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format",
-            metavar="FORM",
-            help="terminal, markdown, csv, latex or json; with --out also png, svg and pdf, may be repeated. "
-            "[default: terminal; with --out, every kind of file]",
-        ),
-    ] = None,
-    as_json: flags.Json = False,
+    runs: Sequence[Path] = option(
+        MISSING, "Folders of `unmask eval`, or a folder of such.", argument=True, metavar="RUNS"
+    ),
+    out: Path | None = option(None, "Write tables and figures to this folder.", metavar="FOLDER"),
+    form: Sequence[str] = option(
+        (),
+        "terminal, markdown, csv, latex or json; with --out also png, svg and pdf, may be repeated. "
+        "[default: terminal; with --out, every kind of file]",
+        "--format",
+        metavar="FORM",
+    ),
+    as_json: bool = flags.JSON,
 ) -> None:
     """Make tables and figures of what was measured.
 

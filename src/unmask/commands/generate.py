@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator as Yields
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from unmask import flags, progress, terminal
 from unmask.errors import Interrupted, UnmaskError
-from unmask.field_flags import with_flags
+from unmask.options import option
+from unmask.parsing import with_flags
 from unmask.prompt_files import read_prompts, result_of
 from unmask.settings import Settings
 
@@ -34,22 +34,16 @@ def open_model(chosen: flags.Model) -> tuple[Any, Any]:
 def generate(
     chosen: flags.Model,
     settings: Settings,
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Several are decoded together.")] = None,
-    file: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Read a prompt; .jsonl: many; -: stdin (may be repeated).")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the checkpoint's chat template.")] = False,
-    infill: Annotated[bool, typer.Option("--infill", help="Fill the mask tokens inside the prompt.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Record every forward pass to this file (JSON lines).")
-    ] = None,
-    trace_overlap: Annotated[bool, typer.Option("--trace-overlap", help="Record the overlap matrices too.")] = False,
-    batch_size: flags.BatchSize = flags.ROWS,
-    live: flags.Live = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, one object per line; --json=full: with canvas and step map.")
-    ] = False,
-    json_full: Annotated[bool, typer.Option("--json-full", hidden=True)] = False,
+    prompts: Sequence[str] = option((), "Several are decoded together.", argument=True, metavar="PROMPT"),
+    file: Sequence[Path] = option((), "Read a prompt; .jsonl: many; -: stdin (may be repeated).", metavar="FILE"),
+    chat: bool = option(False, "Put each prompt into the checkpoint's chat template.", "--chat"),
+    infill: bool = option(False, "Fill the mask tokens inside the prompt.", "--infill"),
+    trace: Path | None = option(None, "Record every forward pass to this file (JSON lines).", metavar="FILE"),
+    trace_overlap: bool = option(False, "Record the overlap matrices too.", "--trace-overlap"),
+    batch_size: int = flags.BATCH_SIZE,
+    live: bool | None = flags.LIVE,
+    as_json: bool = option(False, "Print JSON, one object per line; --json=full: with canvas and step map.", "--json"),
+    json_full: bool = option(False, "", "--json-full", hidden=True),
 ) -> None:
     """Continue one or more prompts (or fill the masks in them)."""
     given = read_prompts(prompts, file)
@@ -83,8 +77,8 @@ def generate(
 def chat(
     chosen: flags.Model,
     settings: Settings,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")] = None,
-    live: flags.Live = None,
+    system: str | None = option(None, "A system message to begin with."),
+    live: bool | None = flags.LIVE,
 ) -> None:
     """Talk with a model; /help lists the commands of the conversation."""
     from unmask.conversation import Conversation

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from unmask import flags, terminal
-from unmask.field_flags import with_flags
+from unmask.options import option
+from unmask.parsing import with_flags
 from unmask.serve.config import ServerConfig, with_keys
 from unmask.settings import Settings
 
 
 @with_flags(Settings, "Settings", early_stop=True)
 @with_flags(flags.Model, "Model and policy")
-def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_browser: flags.NoBrowser = False) -> None:
+def play(chosen: flags.Model, settings: Settings, port: int = flags.PORT, no_browser: bool = flags.NO_BROWSER) -> None:
     """Watch masks fill in the browser.
 
     The playground of a model, which only this machine can reach.
@@ -30,12 +29,10 @@ def play(chosen: flags.Model, settings: Settings, port: flags.Port = 0, no_brows
 
 
 def view(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces; two are shown side by side.")],
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the viewer to one file that needs no server.")
-    ] = None,
-    port: flags.Port = 0,
-    no_browser: flags.NoBrowser = False,
+    files: Sequence[Path] = option(MISSING, "Traces; two are shown side by side.", argument=True, metavar="FILE"),
+    html: Path | None = option(None, "Write the viewer to one file that needs no server.", metavar="FILE"),
+    port: int = flags.PORT,
+    no_browser: bool = flags.NO_BROWSER,
 ) -> None:
     """Look at traces in the browser, pass by pass."""
     flags.check_writable(html)
@@ -52,7 +49,7 @@ def view(
     serve_page(page, port=port, on_ready=on_ready)
 
 
-def _viewer(files: list[Path]) -> str:
+def _viewer(files: Sequence[Path]) -> str:
     """The page that shows these traces."""
     from unmask.trace.record import Trace
     from unmask.web import document

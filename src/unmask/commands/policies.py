@@ -8,7 +8,7 @@ from typing import Any
 from unmask import flags, screen
 
 
-def policies(as_json: flags.Json = False) -> None:
+def policies(as_json: bool = flags.JSON) -> None:
     """List the installed policies with their parameters and defaults."""
     from unmask.policies.listing import installed
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from unmask import flags, progress, terminal
 from unmask.commands.generate import open_model
-from unmask.config_file import with_config_file
 from unmask.errors import Interrupted
-from unmask.field_flags import with_flags
+from unmask.options import option
+from unmask.parsing import with_config_file, with_flags
 from unmask.serve.config import ServerConfig, with_keys
 from unmask.serve.ending import holding_sigterm, stoppable
 from unmask.settings import Settings
@@ -48,12 +47,10 @@ def batch(
     chosen: flags.Model,
     settings: Settings,
     backend: flags.Backend,
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
-    batch_size: flags.BatchSize = flags.ROWS,
-    served_model_name: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Name of the model in requests.")
-    ] = None,
+    source: Path = option(MISSING, "Requests in OpenAI's batch form, one a line.", argument=True, metavar="IN"),
+    target: Path = option(MISSING, "Answers are appended; one that is there is kept.", argument=True, metavar="OUT"),
+    batch_size: int = flags.BATCH_SIZE,
+    served_model_name: str | None = option(None, "Name of the model in requests."),
 ) -> None:
     """Answer a file of requests as a server would.
 

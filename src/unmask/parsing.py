@@ -1,0 +1,201 @@
+"""Commands of the command line: their flags, their help pages, and one line on what is wrong with what was typed.
+
+A parameter of a command, or a field of a dataclass that the command takes, is a flag if `option` declares it: name,
+type, default and help text stand there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields
+from functools import wraps
+from math import inf
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import click
+
+from unmask.errors import KEYWORD, UnknownName, UnmaskError, WrongOption, check_known
+from unmask.yaml_file import read_mapping
+
+Function = Callable[..., None]
+_FLAG_COLUMN = 24  # letters of a flag beside its text; a longer one has its own line
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text (in quotes)", Path: "a path"}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+def with_flags(
+    kind: Any, heading: str, *, without: Sequence[str] = (), **defaults: Any
+) -> Callable[[Function], Function]:
+    """Give a command a flag for every `option` of `kind`; its first argument is the `kind` itself.
+
+    `heading` is that of the flags on the help page; `defaults` replace those of the fields.
+    """
+    known, hints = {item.name: item for item in fields(kind) if item.metadata}, get_type_hints(kind)
+    order = [name for each in kind.__mro__ for name in inspect.get_annotations(each)]  # its own before inherited ones
+    names = [name for name in dict.fromkeys(order) if name in known and name not in without]
+    flags = [_flag(name, known[name], hints[name], defaults.get(name, known[name].default)) for name in names]
+
+    def decorate(command: Function) -> Function:
+        @wraps(command)
+        def wrapper(*made: Any, **values: Any) -> None:
+            command(kind(**{name: values.pop(name) for name in names}), *made, **values)
+
+        return _add(wrapper, flags, heading)
+
+    return decorate
+
+
+def with_config_file(command: Function) -> Function:
+    """Give a command the flag `--config FILE.yaml`: its keys are the command's flags, and flags that are typed win."""
+    about = "YAML file with flags of this command as keys (max-tokens: 64); flags that are typed win."
+    how: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _read_config}
+    return _add(command, [click.Option(["--config"], type=_Value(Path), metavar="FILE", help=about, **how)], "Options")
+
+
+def _add(command: Function, flags: Sequence[click.Parameter], heading: str) -> Function:
+    command.flags = {**getattr(command, "flags", {}), **dict.fromkeys(flags, heading)}  # ty: ignore[missing-attribute]
+    return command
+
+
+def _flag(name: str, declared: Field[Any], hint: Any, default: Any) -> click.Parameter:
+    """The flag or argument of a field or parameter with that type and default."""
+    kind, several = (*get_args(hint), hint)[0], get_origin(hint) is Sequence
+    about, names, more = (declared.metadata[key] for key in ("help", "names", "more"))
+    more = {"metavar": _METAVARS.get(kind)} | more
+    value = _Value(kind, more.pop("least", -inf), more.pop("most", inf))
+    if more.pop("argument", False):
+        metavar, required = f"{more['metavar']}..." if several else more["metavar"], default is MISSING
+        how: dict[str, Any] = {"nargs": -1 if several else 1, "metavar": metavar if required else f"[{metavar}]"}
+        return click.Argument([name], type=value, required=required, help=about, **how)
+    if default is not None and default != () and not (names and default is False):
+        about += f" [default: {_in_words(default)}]"
+    if kind is bool:
+        names = names or [f"--{_word(name)}/--no-{_word(name)}"]
+        return click.Option([name, *names], is_flag=True, default=default, help=about, **more)
+    names = names or [f"--{_word(name)}"]
+    return click.Option([name, *names], type=value, multiple=several, default=default, help=about, **more)
+
+
+def _word(name: str) -> str:
+    return name.strip("_").replace("_", "-")
+
+
+def _in_words(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ", ".join(map(str, default))
+    if isinstance(default, float):
+        return f"{default:g}"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+class _Value(click.ParamType):
+    """A value as it is typed, or as a YAML file has it; a number may have bounds."""
+
+    def __init__(self, kind: Any, least: int | float = -inf, most: int | float = inf) -> None:
+        self.kind, self.name, self.least, self.most = kind, kind.__name__, least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        wanted, number = _WANTED[self.kind], inf
+        if self.kind not in (int, float):
+            if isinstance(value, str | self.kind):
+                return self.kind(value)
+        else:
+            with suppress(ValueError):
+                number = self.kind(str(value))  # of YAML, 1.5 is no whole number and true is no number
+            if abs(number) < inf:
+                if self.least <= number <= self.most:
+                    return number
+                wanted = f"at least {self.least}" if number < self.least else f"at most {self.most}"
+        repeated = "; the flag may be repeated" if "," in str(value) and getattr(param, "multiple", False) else ""
+        return self.fail(f"must be {wanted}, got {value!r:.80}{repeated}")
+
+
+def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Make what the file says the defaults of the command's flags."""
+    flags = {
+        _word(flag.name): flag for flag in ctx.command.params if isinstance(flag, click.Option) and flag is not param
+    }
+    ctx.default_map = found = {}
+    for key, value in read_mapping(path, "config", "flags such as model, port and policy").items() if path else ():
+        check_known(f"key in {path}", [_word(str(key))], flags)
+        flag = flags[_word(str(key))]
+        if flag.name in found:
+            raise UnmaskError(f"{path} gives {key} twice")
+        try:
+            if flag.is_flag and not isinstance(value, bool | None):
+                flag.type.fail(f"must be {_WANTED[bool]}, got {value!r:.80}")
+            several = [value] if flag.multiple and not isinstance(value, list) else value
+            found[flag.name] = flag.default if value is None else flag.type_cast_value(ctx, several)
+        except click.BadParameter as error:
+            raise UnmaskError(f"{key} in {path} {error.message}") from error
+
+
+class Command(click.Command):
+    """A command made of a function. Its help page has headings, and nothing on it is cut, however narrow the screen."""
+
+    def __init__(self, name: str, function: Function) -> None:
+        for each in inspect.signature(function, eval_str=True).parameters.values():
+            if isinstance(each.default, Field):
+                _add(function, [_flag(each.name, each.default, each.annotation, each.default.default)], "Options")
+        self.headings: dict[click.Parameter, str] = getattr(function, "flags", {})
+        super().__init__(name, callback=function, params=[*self.headings], help=function.__doc__)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                sections.setdefault(self.headings.get(param, "Options"), []).append(record)
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows, col_max=_FLAG_COLUMN)
+
+
+class Group(click.Group):
+    """A group of commands, each listed with the first line of what it does."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, (each.help or "").partition("\n")[0]) for name, each in self.commands.items()])
+
+
+def in_flags(error: UnmaskError, flags: Collection[str]) -> str:
+    """An error of the library, in the words of a command with these flags."""
+    message = error.flags or str(error)
+    if isinstance(error, WrongOption):
+        way = "--set " if "--set" in flags else ""  # an option without a flag is a parameter of the policy
+        flag = f"--{_word(error.name)}"
+        message = f"{flag if flag in flags else way + error.name} {error.problem}"
+
+    def spelled(found: re.Match[str]) -> str:
+        flag = f"--{_word(found[1])}"
+        return f"{flag} {found[2].strip(chr(39))}" if flag in flags else found[0]
+
+    return KEYWORD.sub(spelled, message)
+
+
+def complaint_of(error: click.ClickException) -> str:
+    """What is wrong with the command: the flag, its value, and the way out."""
+    ctx: Any = getattr(error, "ctx", None)
+    see, message = f"see `{ctx.command_path} --help`" if ctx else "", error.message
+    match error:
+        case click.exceptions.NoArgsIsHelpError():
+            return message
+        case click.NoSuchCommand():
+            return str(UnknownName("command", error.command_name, ctx.command.commands))
+        case click.NoSuchOption():
+            word = error.option_name.lstrip("-")
+            if any(word == param.name for param in ctx.command.params if isinstance(param, click.Argument)):
+                return f"unknown flag {error.option_name!r}; give {word.upper()} without a flag: {see}"
+            near = f"did you mean {error.possibilities[0]!r}?" if error.possibilities else see
+            return f"unknown flag {error.option_name!r}; {near}"
+        case click.BadOptionUsage():
+            problem = "needs a value" if "requires" in message else "takes no value"
+            return f"{error.option_name} {problem}; {see}"
+        case click.BadParameter(param=param) if param is not None:
+            name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+            return f"{name} is missing; {see}" if isinstance(error, click.MissingParameter) else f"{name} {message}"
+    return re.sub(r"Got unexpected extra argument\S* \((.*)\)", r"it takes no argument \1", message) + f"; {see}"
