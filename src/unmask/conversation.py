@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from unmask import flags
 from unmask.errors import UnmaskError
 from unmask.settings import Settings
+from unmask.terminal import is_terminal, note, show_answer, stderr
 
 if TYPE_CHECKING:
     from unmask.engine.generator import Generator
-    from unmask.engine.scheduler import Request
     from unmask.policies import Policy
 
 HELP = (
-    "/reset forgets the conversation; /policy NAME [key=value ...] changes the policy; /policy shows it; /quit leaves"
+    "/reset forgets the conversation; /policy NAME [key=value ...] changes the policy; /policy shows it; "
+    "/help lists the commands; end of input or /quit leaves"
 )
 
 
@@ -44,13 +48,41 @@ class Conversation:
             return " ".join(f"{key}={value}" for key, value in describe(self.policy).items())
         raise UnmaskError(f"unknown command {verb!r}; {HELP}")
 
-    def request(self, text: str) -> Request:
-        """The request for an answer to the text."""
-        return self.llm.request(self._asked(text), policy=self.policy, settings=self.settings)
+    def answer(self, text: str, *, live: bool) -> None:
+        """Show the answer to a text. The exchange is remembered once it is complete."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        request = self.llm.request(asked, policy=self.policy, settings=self.settings)
+        output = show_answer(self.llm, request, live=live)
+        self.messages = [*asked, {"role": "assistant", "content": output.text}]
 
-    def remember(self, text: str, answer: str) -> None:
-        """Keep an exchange that is complete."""
-        self.messages = [*self._asked(text), {"role": "assistant", "content": answer}]
+    def converse(self, about: Callable[[list[str]], str | None], *, live: bool) -> None:
+        """Read lines from the user until the end of input; answers are shown, commands and errors go to stderr.
 
-    def _asked(self, text: str) -> list[dict[str, str]]:
-        return [*self.messages, {"role": "user", "content": text}]
+        `about` gives a note on prompts that the model was not trained for; the note is shown once.
+        """
+        interactive, told, aside = is_terminal(sys.stdin), None, stderr()
+        if interactive:
+            with suppress(ImportError):  # Windows
+                import readline  # noqa: F401  (line editing and history for input())
+
+            aside.print(HELP, style="dim")
+        while True:
+            try:
+                line = input("> " if interactive else "").strip()
+            except EOFError:
+                return
+            if line.split()[:1] == ["/quit"]:
+                return
+            try:
+                if line.startswith("/"):
+                    aside.print(self.command(line), markup=False)
+                elif line:
+                    if told is None:
+                        note(told := about([line]))
+                    self.answer(line, live=live)
+            except (KeyboardInterrupt, UnmaskError) as error:
+                if not interactive:
+                    raise
+                interrupted = isinstance(error, KeyboardInterrupt)
+                goes_on = "\ninterrupted; the conversation goes on as before"
+                aside.print(goes_on if interrupted else f"unmask: {error}", markup=False)

@@ -25,7 +25,7 @@ def bench_rule(workload: RuleWorkload, as_json: bool = flags.JSON) -> None:
     """
     from unmask.bench.rule import bench_rule as measure
 
-    with terminal.status("measuring"):
+    with terminal.stderr().status("measuring"):
         timings = measure(**asdict(workload))
     _show_timings(timings, as_json=as_json)
 
@@ -39,7 +39,7 @@ def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = fl
     """
     from unmask.bench.step import bench_step as measure
 
-    with terminal.status("preparing") as shown:
+    with terminal.stderr().status("preparing") as shown:
         timings = measure(*chosen.open(workload), on_progress=shown.update, on_missing=terminal.note)
     _show_timings(timings, as_json=as_json)
 
@@ -53,7 +53,7 @@ def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: bool 
     """
     from unmask.bench.generate import bench_generate as measure
 
-    with terminal.status("preparing") as shown:
+    with terminal.stderr().status("preparing") as shown:
         timings = measure(*chosen.open(workload), on_progress=shown.update)
     _show_timings(timings, as_json=as_json)
 
@@ -69,7 +69,7 @@ def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: bool
     from unmask.engine.generator import Generator
 
     load, parameters = partial(chosen.load, workload.seed), flags.parse_fields(workload.set_)
-    with terminal.status("loading") as shown, ExitStack() as ending:
+    with terminal.stderr().status("loading") as shown, ExitStack() as ending:
         llm = Generator(load()) if workload.compare else None
         how: dict[str, Any] = {"url": workload.url, "key": os.environ.get("UNMASK_API_KEY")}
         if workload.url is None:

@@ -16,6 +16,7 @@ from unmask.options import option
 from unmask.parsing import with_flags
 
 if TYPE_CHECKING:
+    from unmask.evals.run import Finished
     from unmask.evals.store import CellFolder
 
 
@@ -55,8 +56,18 @@ def evaluate(
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
-    terminal.note_finished(finished, folder)
+    _note_reused(finished, folder)
     _show_cells(finished.cells, as_json=as_json)
+
+
+def _note_reused(run: Finished, folder: Path) -> None:
+    """Tell of cells that were there before, and of what changed since."""
+    if run.reused:
+        terminal.note(f"cells reused: {', '.join(f'{count} from {name}' for name, count in run.reused.items())}")
+    elif not run.new_cells:
+        terminal.note(f"nothing left to do: {folder} is complete")
+    if run.changed:
+        terminal.note(f"since it was measured, the {' and '.join(run.changed)} changed; --fresh measures it anew")
 
 
 def _command_line() -> str:

@@ -13,11 +13,10 @@ from unmask import flags, progress, terminal
 from unmask.errors import Interrupted, UnmaskError
 from unmask.options import option
 from unmask.parsing import with_flags
-from unmask.prompt_files import read_prompts, result_of
+from unmask.prompt_files import read_prompts
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
-    from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
     from unmask.engine.scheduler import Request
     from unmask.types import Output
@@ -46,21 +45,27 @@ def generate(
     json_full: bool = option(False, "", "--json-full", hidden=True),
 ) -> None:
     """Continue one or more prompts (or fill the masks in them)."""
+    if chat and infill:
+        raise UnmaskError("--chat and --infill exclude each other")
+    if trace_overlap and trace is None:
+        raise UnmaskError("--trace-overlap needs --trace FILE")
     given = read_prompts(prompts, file)
-    texts = [each.text for each in given]
+    texts, asking, as_json = [each.text for each in given], iter(given), as_json or json_full
     flags.check_writable(trace)
-    detail = _detail(trace, overlap=trace_overlap)
-    as_json = as_json or json_full
     watched = terminal.watches(live, prompts=len(texts), as_json=as_json)
+
+    from unmask.engine.detail import Detail  # torch, for which a wrong command does not wait
+
     llm, policy = open_model(chosen)
     terminal.note(chosen.about(texts) or _hint_of_chat(llm, texts, plain=not (chat or infill)))
-    options = {"policy": policy, "settings": settings, "trace": detail}
-    requests, asking = _requests(llm, texts, chat=chat, infill=infill, **options), iter(given)
+    asked: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else texts
+    how = {"policy": policy, "settings": settings, "trace": trace is not None and Detail(overlap=trace_overlap)}
+    requests = [llm.request(prompt, infill=infill, **how) for prompt in asked]
 
     def show(output: Output) -> None:
         prompt = next(asking)
         if as_json:
-            print(result_of(output.to_dict(), prompt, full=json_full), flush=True)
+            print(prompt.result(output.to_dict(), full=json_full), flush=True)
         else:
             terminal.show_text(output.text)
 
@@ -85,26 +90,7 @@ def chat(
 
     watched = terminal.watches(live)
     llm, policy = open_model(chosen)
-    talk = Conversation(llm, policy=policy, settings=settings, system=system)
-    terminal.converse(talk, chosen.about, live=watched)
-
-
-def _detail(trace: Path | None, *, overlap: bool) -> Detail | bool:
-    if trace is None:
-        if overlap:
-            raise UnmaskError("--trace-overlap needs --trace FILE")
-        return False
-    from unmask.engine.detail import Detail
-
-    return Detail(overlap=overlap)
-
-
-def _requests(llm: Generator, texts: list[str], *, chat: bool, infill: bool, **options: Any) -> list[Request]:
-    """A request for each text, all of them checked."""
-    if chat and infill:
-        raise UnmaskError("--chat and --infill exclude each other")
-    prompts: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else list(texts)
-    return [llm.request(prompt, infill=infill, **options) for prompt in prompts]
+    Conversation(llm, policy=policy, settings=settings, system=system).converse(chosen.about, live=watched)
 
 
 def _hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
