@@ -15,11 +15,10 @@ from click.shell_completion import get_completion_class, shell_complete
 
 from unmask import __version__
 from unmask.commands.bench import bench_generate, bench_rule, bench_serve, bench_step
-from unmask.commands.evaluate import evaluate, report
-from unmask.commands.generate import chat, generate
-from unmask.commands.pages import play, view
-from unmask.commands.policies import policies
-from unmask.commands.serve import batch, serve
+from unmask.commands.chat import chat
+from unmask.commands.evaluate import evaluate, policies, report
+from unmask.commands.generate import generate
+from unmask.commands.serve import batch, play, serve, view
 from unmask.errors import Interrupted, UnmaskError
 from unmask.parsing import Command, Group, complaint_of, in_flags
 

@@ -28,18 +28,15 @@ if TYPE_CHECKING:
 # Flags of several commands.
 LIVE = option(None, "Show the canvas as it fills. [default: one prompt, on a terminal]", "--live/--no-live")
 JSON = option(False, "Print JSON, one object per line.", "--json")
-PORT = option(0, "Port of this machine; 0: a free one.", least=0, most=65535)
-NO_BROWSER = option(False, "Do not open a browser; the URL is printed.", "--no-browser")
 BATCH_SIZE = option(32, "Texts decoded together.", least=1)
-SET = ("--set",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """The device, dtype and quantisation of a model, and the threads to run it."""
 
-    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]", metavar="NAME")
-    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]", metavar="NAME")
+    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]")
+    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]")
     quantize: str | None = option(None, "Keep the weights of the blocks in 8 bits. [default: off]", metavar="fp8|int8")
     threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", least=1)
 
@@ -52,12 +49,10 @@ class Device:
 class Model(Device):
     """Which model to decode with, and how positions are chosen."""
 
-    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.", metavar="NAME")
-    revision: str | None = option(None, "Branch, tag or commit of a hub name.", metavar="NAME")
-    policy: str | None = option(
-        None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]", metavar="NAME"
-    )
-    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
+    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
+    revision: str | None = option(None, "Branch, tag or commit of a hub name.")
+    policy: str | None = option(None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]")
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", metavar="KEY=VALUE")
 
     def __post_init__(self) -> None:
         Device.__post_init__(self)
@@ -93,14 +88,11 @@ class Model(Device):
 class Evaluation(Device):
     """What `unmask eval` measures: a recipe, and the flags that replace keys of it."""
 
-    model: Sequence[str] = option(
-        (), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]", metavar="NAME"
-    )
-    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).", metavar="NAME")
+    model: Sequence[str] = option((), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]")
+    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).")
     policy: Sequence[str] = option(
         (),
         "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]",
-        metavar="NAME",
     )
     limit: int | None = option(None, "At most so many items a cell.")
     data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
@@ -132,7 +124,7 @@ class Evaluation(Device):
 class Backend(ClusterConfig):
     """Where batches are decoded: in this process, or by replicas on a cluster."""
 
-    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.", metavar="NAME")
+    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.")
 
     def loader(self) -> Callable[[Checkpoint], Executor]:
         """The function that loads a model of a recipe there."""
@@ -164,9 +156,9 @@ class Backend(ClusterConfig):
 class BenchModel(Device):
     """Which model `unmask bench` measures."""
 
-    model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
+    model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", "MODEL")
     shape: str | None = option(
-        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]", metavar="NAME"
+        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
     )
     random_weights: bool = option(False, "Only the sizes are real: no weights are read.", "--random-weights")
 
@@ -183,9 +175,9 @@ class BenchPolicy(BenchModel):
     """What `unmask bench step` and `generate` measure: a model, and how positions are chosen."""
 
     policy: str | None = option(
-        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]", metavar="NAME"
+        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]"
     )
-    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", metavar="KEY=VALUE")
 
     def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
         """The model, and the workload with the policy in it."""

@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 def option(default: Any, about: str, *names: str, **more: Any) -> Any:
-    """A field with its default and help text; on the command line, with these names and what else typer takes."""
+    """A field with its default and help text; on the command line, with these names and what else click takes.
+
+    A name in capitals is that of an argument. A bool with a single name can only be turned on.
+    """
     return field(default=default, metadata={"help": about, "names": names, "more": more})
 
 

@@ -24,7 +24,7 @@ from unmask.yaml_file import read_mapping
 Function = Callable[..., None]
 _FLAG_COLUMN = 24  # letters of a flag beside its text; a longer one has its own line
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text (in quotes)", Path: "a path"}
-_METAVARS = {int: "N", float: "X", str: "TEXT"}
+_METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
 def with_flags(
@@ -53,7 +53,7 @@ def with_config_file(command: Function) -> Function:
     """Give a command the flag `--config FILE.yaml`: its keys are the command's flags, and flags that are typed win."""
     about = "YAML file with flags of this command as keys (max-tokens: 64); flags that are typed win."
     how: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _read_config}
-    return _add(command, [click.Option(["--config"], type=_Value(Path), metavar="FILE", help=about, **how)], "Options")
+    return _add(command, [click.Option(["--config"], type=_Value(Path), help=about, **how)], "Options")
 
 
 def _add(command: Function, flags: Sequence[click.Parameter], heading: str) -> Function:
@@ -65,51 +65,39 @@ def _flag(name: str, declared: Field[Any], hint: Any, default: Any) -> click.Par
     """The flag or argument of a field or parameter with that type and default."""
     kind, several = (*get_args(hint), hint)[0], get_origin(hint) is Sequence
     about, names, more = (declared.metadata[key] for key in ("help", "names", "more"))
-    more = {"metavar": _METAVARS.get(kind)} | more
-    value = _Value(kind, more.pop("least", -inf), more.pop("most", inf))
-    if more.pop("argument", False):
-        metavar, required = f"{more['metavar']}..." if several else more["metavar"], default is MISSING
+    if names and names[0].isupper():
+        metavar, required = names[0] + "..." * several, default is MISSING
         how: dict[str, Any] = {"nargs": -1 if several else 1, "metavar": metavar if required else f"[{metavar}]"}
-        return click.Argument([name], type=value, required=required, help=about, **how)
-    if default is not None and default != () and not (names and default is False):
-        about += f" [default: {_in_words(default)}]"
+        return click.Argument([name], type=_Value(kind), required=required, help=about, **how)
+    how = {"default": default, "show_default": True, "help": about} | more
     if kind is bool:
         names = names or [f"--{_word(name)}/--no-{_word(name)}"]
-        return click.Option([name, *names], is_flag=True, default=default, help=about, **more)
-    names = names or [f"--{_word(name)}"]
-    return click.Option([name, *names], type=value, multiple=several, default=default, help=about, **more)
+        return click.Option([name, *names], is_flag=True, **how)
+    least = how.pop("least", None)
+    return click.Option([name, *(names or [f"--{_word(name)}"])], type=_Value(kind, least), multiple=several, **how)
 
 
 def _word(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
-def _in_words(default: Any) -> str:
-    if isinstance(default, tuple):
-        return ", ".join(map(str, default))
-    if isinstance(default, float):
-        return f"{default:g}"
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
 class _Value(click.ParamType):
-    """A value as it is typed, or as a YAML file has it; a number may have bounds."""
+    """A value as it is typed, or as a YAML file has it."""
 
-    def __init__(self, kind: Any, least: int | float = -inf, most: int | float = inf) -> None:
-        self.kind, self.name, self.least, self.most = kind, kind.__name__, least, most
+    def __init__(self, kind: Any, least: int | None = None) -> None:
+        self.kind, self.least, self.name = kind, least, _METAVARS[kind]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        wanted, number = _WANTED[self.kind], inf
-        if self.kind not in (int, float):
-            if isinstance(value, str | self.kind):
-                return self.kind(value)
-        else:
+        wanted = _WANTED[self.kind]
+        if self.kind in (int, float):
             with suppress(ValueError):
                 number = self.kind(str(value))  # of YAML, 1.5 is no whole number and true is no number
-            if abs(number) < inf:
-                if self.least <= number <= self.most:
+                if self.least is not None and number < self.least:
+                    wanted = f"at least {self.least}"
+                elif abs(number) < inf:
                     return number
-                wanted = f"at least {self.least}" if number < self.least else f"at most {self.most}"
+        elif isinstance(value, str | self.kind):
+            return self.kind(value)
         repeated = "; the flag may be repeated" if "," in str(value) and getattr(param, "multiple", False) else ""
         return self.fail(f"must be {wanted}, got {value!r:.80}{repeated}")
 

@@ -63,14 +63,13 @@ class Settings:
     cache: str | None = option(
         None,
         "Keys and values reused between passes: none, prefix, dual or exact; default: exact for block-causal models.",
-        metavar="NAME",
     )
     refresh: str = option(
         "block",
         "When a cache is recomputed: block, blocks:N for every N blocks, or drift:X when states have moved by X.",
         metavar="WHEN",
     )
-    stop: Sequence[str] = option((), "Cut the text before this string (may be repeated).")
+    stop: Sequence[str] = option((), "Cut the text before this string (may be repeated).", metavar="TEXT")
     stop_token_ids: Sequence[int] = option((), "Cut the text before this token id (may be repeated).")
     early_stop: bool = option(False, "Stop decoding after the block in which the text ends.")
     cfg_scale: float = option(0.0, "Classifier-free guidance; 0: off.")

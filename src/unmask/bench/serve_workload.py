@@ -29,10 +29,9 @@ class ServeWorkload:
         ("mean_field", "threshold", "klass", "fixed"),
         "Policies of requests, in turn (may be repeated).",
         "--policy",
-        metavar="NAME",
     )
-    set_: Sequence[str] = option((), "A parameter of the policy, if there is one only.", "--set", metavar="KEY=VALUE")
-    caches: Sequence[str] = option((), "Caches of the requests, in turn (may be repeated).", "--cache", metavar="NAME")
+    set_: Sequence[str] = option((), "A parameter of the policy, if there is one only.", metavar="KEY=VALUE")
+    caches: Sequence[str] = option((), "Caches of the requests, in turn (may be repeated).", "--cache")
     block_size: int | None = option(None, "Positions per block. [default: the server's]")
     share_streamed: float = option(0.5, "Share of answers that are streamed.")
     share_cancelled: float = option(0.1, "Share of requests whose client leaves before the answer.")

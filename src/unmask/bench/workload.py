@@ -29,7 +29,6 @@ class Workload:
         (),
         "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]",
         "--cache",
-        metavar="NAME",
     )
     refreshes: Sequence[str] = option(
         ("block",),
@@ -66,12 +65,11 @@ class RuleWorkload:
     dtype: str | None = option(
         None,
         "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]",
-        metavar="NAME",
     )
-    device: str = option("cpu", "cpu, cuda or mps.", metavar="NAME")
+    device: str = option("cpu", "cpu, cuda or mps.")
     repeats: int = option(5, "Runs of each; the median counts.")
     seed: int = option(0, "Of the random logits.")
-    policies: Sequence[str] = option((), "Also time this policy (may be repeated).", "--policy", metavar="NAME")
+    policies: Sequence[str] = option((), "Also time this policy (may be repeated).", "--policy")
     naive: bool = option(
         True, "Also time the formula as printed in the paper, over m x m x V.", "--printed/--no-printed"
     )

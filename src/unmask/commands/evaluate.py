@@ -1,4 +1,4 @@
-"""`unmask eval` and `unmask report`: measure, and show what was measured."""
+"""`unmask eval`, `report` and `policies`: measure, show what was measured, and what there is to measure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unmask import flags, progress, screen, terminal
 from unmask.errors import Interrupted
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def evaluate(
     asked: flags.Evaluation,
     backend: flags.Backend,
-    recipe: str | None = option(None, "YAML file, or the name of one in the package.", argument=True, metavar="RECIPE"),
+    recipe: str | None = option(None, "YAML file, or the name of one in the package.", "RECIPE"),
     out: Path | None = option(
         None, "Folder of the run; one that is there is resumed. [default: runs/NAME]", metavar="FOLDER"
     ),
@@ -88,9 +88,7 @@ def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
 
 
 def report(
-    runs: Sequence[Path] = option(
-        MISSING, "Folders of `unmask eval`, or a folder of such.", argument=True, metavar="RUNS"
-    ),
+    runs: Sequence[Path] = option(MISSING, "Folders of `unmask eval`, or a folder of such.", "RUNS"),
     out: Path | None = option(None, "Write tables and figures to this folder.", metavar="FOLDER"),
     form: Sequence[str] = option(
         (),
@@ -115,3 +113,21 @@ def report(
         print(made.text(chosen[0]), end="")
     else:
         screen.show_tables(made.tables)
+
+
+def policies(as_json: bool = flags.JSON) -> None:
+    """List the installed policies with their parameters and defaults."""
+    from unmask.policies.listing import installed
+
+    rows = installed()
+    if as_json:
+        print("\n".join(json.dumps(row) for row in rows))
+    else:
+        screen.show_names((row["name"], _policy_in_words(row)) for row in rows)
+
+
+def _policy_in_words(row: dict[str, Any]) -> str:
+    """The parameters of a policy, what it does, and what it needs beyond the logits of its block."""
+    parameters = " ".join(f"{key}={value}" for key, value in row["parameters"].items())
+    needs = f" Needs {', '.join(row['needs'])}." if row["needs"] else ""
+    return f"{parameters}\n{row['about']}{needs}"

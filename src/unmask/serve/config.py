@@ -37,7 +37,7 @@ class ServerConfig:
     )
     request_timeout_s: float = option(600.0, "Seconds from a request to the end of its answer; 0: no limit.")
     client_timeout_s: float = option(30.0, "Seconds that a client may take to send a request, or to read.")
-    served_model_name: str | None = option(None, "Name of the model for clients. [default: as loaded]", metavar="NAME")
+    served_model_name: str | None = option(None, "Name of the model for clients. [default: as loaded]")
     warmup_prompt_tokens: int | None = option(
         None, "Length of the prompts to warm up for, on CUDA; 0: do not. [default: 512, or what fits]"
     )

@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages so far, and the few commands that change how it goes on."""
+"""`unmask chat`: a conversation with a model, and the few commands that change how it goes on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from unmask import flags
+from unmask.commands.generate import open_model
 from unmask.errors import UnmaskError
+from unmask.options import option
+from unmask.parsing import with_flags
 from unmask.settings import Settings
-from unmask.terminal import is_terminal, note, show_answer, stderr
+from unmask.terminal import is_terminal, note, show_answer, stderr, watches
 
 if TYPE_CHECKING:
     from unmask.engine.generator import Generator
@@ -20,6 +23,20 @@ HELP = (
     "/reset forgets the conversation; /policy NAME [key=value ...] changes the policy; /policy shows it; "
     "/help lists the commands; end of input or /quit leaves"
 )
+
+
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
+def chat(
+    chosen: flags.Model,
+    settings: Settings,
+    system: str | None = option(None, "A system message to begin with.", metavar="TEXT"),
+    live: bool | None = flags.LIVE,
+) -> None:
+    """Talk with a model; /help lists the commands of the conversation."""
+    watched = watches(live)
+    llm, policy = open_model(chosen)
+    Conversation(llm, policy=policy, settings=settings, system=system).converse(chosen.about, live=watched)
 
 
 class Conversation:
