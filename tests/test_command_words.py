@@ -66,7 +66,7 @@ WRONG = {
     "unknown benchmark": (["bench", "stp"], "did you mean 'step'?"),
     "no number": (["generate", "x", "--temperature", "hot"], "--temperature must be a number, got 'hot'"),
     "no whole number": (["generate", "x", "--seed", "1.5"], "--seed must be a whole number, got '1.5'"),
-    "too small": (["generate", "x", "--batch-size", "0"], "--batch-size must be at least 1, got '0'"),
+    "too small": (["generate", "x", "--batch-size", "0"], "--batch-size must be a whole number of at least 1, got 0"),
     "no value": (["generate", "x", "--seed"], "--seed needs a value"),
     "a value too many": (["generate", "x", "--chat=yes"], "--chat takes no value"),
     "an argument too many": (["policies", "x"], "it takes no argument x; see `unmask policies --help`"),

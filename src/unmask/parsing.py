@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from functools import wraps
-from math import inf
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import click
 
 from unmask.errors import KEYWORD, UnknownName, UnmaskError, WrongOption, check_known
+from unmask.options import checked, hints_of, kind_of
 from unmask.yaml_file import read_mapping
 
 Function = Callable[..., None]
@@ -34,9 +33,8 @@ def with_flags(
 
     `heading` is that of the flags on the help page; `defaults` replace those of the fields.
     """
-    known, hints = {item.name: item for item in fields(kind) if item.metadata}, get_type_hints(kind)
-    order = [name for each in kind.__mro__ for name in inspect.get_annotations(each)]  # its own before inherited ones
-    names = [name for name in dict.fromkeys(order) if name in known and name not in without]
+    known, hints = {item.name: item for item in fields(kind) if item.metadata}, hints_of(kind)
+    names = [name for name in hints if name in known and name not in without]
     flags = [_flag(name, known[name], hints[name], defaults.get(name, known[name].default)) for name in names]
 
     def decorate(command: Function) -> Function:
@@ -63,18 +61,17 @@ def _add(command: Function, flags: Sequence[click.Parameter], heading: str) -> F
 
 def _flag(name: str, declared: Field[Any], hint: Any, default: Any) -> click.Parameter:
     """The flag or argument of a field or parameter with that type and default."""
-    kind, several = (*get_args(hint), hint)[0], get_origin(hint) is Sequence
-    about, names, more = (declared.metadata[key] for key in ("help", "names", "more"))
+    (kind, several), about = kind_of(hint), declared.metadata
+    names, metavar = about["names"], about["metavar"]
     if names and names[0].isupper():
         metavar, required = names[0] + "..." * several, default is MISSING
         how: dict[str, Any] = {"nargs": -1 if several else 1, "metavar": metavar if required else f"[{metavar}]"}
-        return click.Argument([name], type=_Value(kind), required=required, help=about, **how)
-    how = {"default": default, "show_default": True, "help": about} | more
+        return click.Argument([name], type=_Value(kind), required=required, help=about["help"], **how)
+    how = {"default": default, "show_default": True, "help": about["help"], "hidden": about["hidden"]}
     if kind is bool:
-        names = names or [f"--{_word(name)}/--no-{_word(name)}"]
-        return click.Option([name, *names], is_flag=True, **how)
-    least = how.pop("least", None)
-    return click.Option([name, *(names or [f"--{_word(name)}"])], type=_Value(kind, least), multiple=several, **how)
+        return click.Option([name, *(names or [f"--{_word(name)}/--no-{_word(name)}"])], is_flag=True, **how)
+    value = _Value(kind, **about["bounds"])
+    return click.Option([name, *(names or [f"--{_word(name)}"])], type=value, metavar=metavar, multiple=several, **how)
 
 
 def _word(name: str) -> str:
@@ -84,22 +81,22 @@ def _word(name: str) -> str:
 class _Value(click.ParamType):
     """A value as it is typed, or as a YAML file has it."""
 
-    def __init__(self, kind: Any, least: int | None = None) -> None:
-        self.kind, self.least, self.name = kind, least, _METAVARS[kind]
+    def __init__(self, kind: Any, **bounds: Any) -> None:
+        self.kind, self.bounds, self.name = kind, bounds, _METAVARS[kind]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        wanted = _WANTED[self.kind]
-        if self.kind in (int, float):
-            with suppress(ValueError):
-                number = self.kind(str(value))  # of YAML, 1.5 is no whole number and true is no number
-                if self.least is not None and number < self.least:
-                    wanted = f"at least {self.least}"
-                elif abs(number) < inf:
-                    return number
-        elif isinstance(value, str | self.kind):
-            return self.kind(value)
+        text = str(value) if self.kind in (int, float) else value  # of YAML, 1.5 and true are no whole numbers
+        try:
+            if isinstance(text, str | self.kind):
+                return checked(param.name if param else "", self.kind(text), **self.bounds)
+        except WrongOption as error:
+            self.fail(error.problem)
+        except UnmaskError:
+            raise
+        except ValueError:
+            pass
         repeated = "; the flag may be repeated" if "," in str(value) and getattr(param, "multiple", False) else ""
-        return self.fail(f"must be {wanted}, got {value!r:.80}{repeated}")
+        return self.fail(f"must be {_WANTED[self.kind]}, got {value!r:.80}{repeated}")
 
 
 def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:

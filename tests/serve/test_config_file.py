@@ -88,7 +88,7 @@ WRONG = {
     "a number for a truth value": ("access-log: 1", "must be true or false, got 1"),
     "a list for a number": ("port: [1]", "must be a whole number, got [1]"),
     "a wrong element": ("cors-origin: [7]", "must be a text (in quotes), got 7"),
-    "too large": ("grace-s: 1" + "0" * 400, "must be a number, got 1000"),
+    "too large": ("grace-s: 1" + "0" * 400, "grace-s in {} must be a number of at least 0, got inf"),
     "out of range": ("port: 70000", "port must be in [0, 65535], got 70000"),
     "twice": ("max-queue: 1\nmax_queue: 2", "gives max_queue twice"),
     "a list": ("- port", "must be a mapping of flags"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask.errors import UnmaskError, WrongOption
-from unmask.options import check_number, check_whole, option
+from unmask.options import check_bounds, checked, option
 from unmask.settings import Settings
 
 
@@ -18,13 +18,15 @@ from unmask.settings import Settings
 class ServeWorkload:
     """What the clients of a server ask for."""
 
-    clients: int = option(8, "Clients at a time; each asks for one answer after the other.")
-    requests: int = option(8, "Requests of each client.")
-    minutes: float | None = option(None, "Go round the same requests for so long, and watch the server's memory.")
-    prompt_tokens: int = option(64, "Length of the longest prompt.")
-    shortest_prompt: int = option(8, "Length of the shortest prompt.")
-    max_tokens: int = option(32, "Tokens of the longest answer.")
-    shortest_answer: int = option(8, "Tokens of the shortest answer.")
+    clients: int = option(8, "Clients at a time; each asks for one answer after the other.", least=1)
+    requests: int = option(8, "Requests of each client.", least=1)
+    minutes: float | None = option(
+        None, "Go round the same requests for so long, and watch the server's memory.", within="(0, inf)"
+    )
+    prompt_tokens: int = option(64, "Length of the longest prompt.", least=1)
+    shortest_prompt: int = option(8, "Length of the shortest prompt.", least=1)
+    max_tokens: int = option(32, "Tokens of the longest answer.", least=1)
+    shortest_answer: int = option(8, "Tokens of the shortest answer.", least=1)
     policies: Sequence[str] = option(
         ("mean_field", "threshold", "klass", "fixed"),
         "Policies of requests, in turn (may be repeated).",
@@ -33,13 +35,13 @@ class ServeWorkload:
     set_: Sequence[str] = option((), "A parameter of the policy, if there is one only.", metavar="KEY=VALUE")
     caches: Sequence[str] = option((), "Caches of the requests, in turn (may be repeated).", "--cache")
     block_size: int | None = option(None, "Positions per block. [default: the server's]")
-    share_streamed: float = option(0.5, "Share of answers that are streamed.")
-    share_cancelled: float = option(0.1, "Share of requests whose client leaves before the answer.")
-    share_bad: float = option(0.1, "Share of requests that no server can answer.")
+    share_streamed: float = option(0.5, "Share of answers that are streamed.", within="[0, 1]")
+    share_cancelled: float = option(0.1, "Share of requests whose client leaves before the answer.", within="[0, 1]")
+    share_bad: float = option(0.1, "Share of requests that no server can answer.", within="[0, 1]")
     plain: bool = option(
         False, "Alike requests: longest lengths, first policy, no streams, no client that leaves.", "--plain"
     )
-    seed: int = option(0, "Of the prompts and their order.")
+    seed: int = option(0, "Of the prompts and their order.", least=0)
     url: str | None = option(
         None, "A server of the same model that runs. [default: start one for the test]", metavar="URL"
     )
@@ -50,15 +52,9 @@ class ServeWorkload:
     )
 
     def __post_init__(self) -> None:
-        check_whole(self, "clients", "requests", "shortest_prompt", "shortest_answer", least=1)
-        check_whole(self, "prompt_tokens", least=self.shortest_prompt)
-        check_whole(self, "max_tokens", least=self.shortest_answer)
-        check_whole(self, "seed", least=0)
-        check_number(self, "share_streamed", "share_cancelled", "share_bad", within="[0, 1]")
-        if self.minutes is not None:
-            check_number(self, "minutes", within="(0, inf)")
-        if not self.policies:
-            raise UnmaskError("give at least one policy")
+        check_bounds(self)
+        checked("prompt_tokens", self.prompt_tokens, least=self.shortest_prompt)
+        checked("max_tokens", self.max_tokens, least=self.shortest_answer)
         if self.set_ and len(self.policies) > 1:
             raise UnmaskError(f"--set is for one --policy, got {', '.join(self.policies)}")
         if not (self.url or "http://x").startswith("http://"):

@@ -6,7 +6,6 @@ The algorithm itself is in mean_field.py. Ties go to the lowest index, and ident
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from unmask.device import with_kernel
 from unmask.rules.mean_field import MeanFieldCommit, mean_field, mean_field_history, sigmoid
 from unmask.rules.open_positions import open_first, pick, put_back
-from unmask.rules.validation import check_parameters, check_rows, check_tensors, most_open
+from unmask.rules.validation import check_rows, check_tensors, checked_parameters, most_open
 
 
 def mean_field_commit(
@@ -40,7 +39,7 @@ def mean_field_commit(
     tokens and merges the rest. `validate=False` trusts the logits and brings nothing to the host, as a captured graph
     needs; closed positions then cost as much as open ones, unless `open_at_most` says how many of a row can be open.
     """
-    parameters = SimpleNamespace(
+    parameters = checked_parameters(
         threshold=threshold,
         iterations=iterations,
         interaction=interaction,
@@ -49,13 +48,12 @@ def mean_field_commit(
         fallback=fallback,
         vocabulary=vocabulary,
     )
-    check_parameters(parameters)
     check_tensors(logits, masked)
     logits = logits.detach()
     if validate:
         check_rows(logits, masked)
         open_at_most = most_open(masked, open_at_most)
-    decided = commit_open(logits, masked, open_at_most=open_at_most, **vars(parameters))
+    decided = commit_open(logits, masked, open_at_most=open_at_most, **parameters)
     return _with_diagnostics(decided, masked, iterations) if diagnostics else decided
 
 

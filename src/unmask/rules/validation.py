@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,27 +10,30 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.options import check_choice, check_number, check_whole
+from unmask.options import checked
 
-INTERACTIONS = ("jsd", "uniform", "none")
-NORMALIZERS = ("max", "none")
-FALLBACKS = ("field", "confidence")
-
-
-def check_parameters(owner: Any) -> None:
-    """Raise unless these attributes are parameters of the rule."""
-    check_number(owner, "threshold", within="(0, 1]")
-    check_whole(owner, "iterations", least=0)
-    check_choice(owner, "interaction", INTERACTIONS)
-    check_number(owner, "uniform_weight", within="[0, inf)")
-    check_choice(owner, "normalize", NORMALIZERS)
-    check_choice(owner, "fallback", FALLBACKS)
-    check_whole(owner, "vocabulary", least=1, optional=True)
+# What each parameter of the rule may be; the vocabulary may also be None.
+BOUNDS: dict[str, dict[str, Any]] = {
+    "threshold": {"within": "(0, 1]"},
+    "iterations": {"least": 0},
+    "interaction": {"choices": ("jsd", "uniform", "none")},
+    "uniform_weight": {"within": "[0, inf)"},
+    "normalize": {"choices": ("max", "none")},
+    "fallback": {"choices": ("field", "confidence")},
+    "vocabulary": {"least": 1},
+}
 
 
 def check_vocabulary(vocabulary: int | None) -> None:
     """Raise unless it is a number of tokens to keep per row, or None for all."""
-    check_whole(SimpleNamespace(vocabulary=vocabulary), "vocabulary", least=1, optional=True)
+    if vocabulary is not None:
+        checked("vocabulary", vocabulary, **BOUNDS["vocabulary"])
+
+
+def checked_parameters(*, vocabulary: int | None, **others: Any) -> dict[str, Any]:
+    """The parameters of the rule; raises unless all of them keep to their bounds."""
+    check_vocabulary(vocabulary)
+    return {name: checked(name, value, **BOUNDS[name]) for name, value in others.items()} | {"vocabulary": vocabulary}
 
 
 def check_tensors(logits: Tensor, masked: Tensor) -> None:
