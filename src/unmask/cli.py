@@ -1,4 +1,4 @@
-"""The command line: a table of verbs, and what becomes of errors. Torch is imported when the work begins.
+"""The command line: a list of verbs, and what becomes of errors. Torch is imported when the work begins.
 
 Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work failed, 2 the command was wrong, 130
 the user ended it with Ctrl-C.
@@ -11,59 +11,36 @@ import sys
 from typing import Any
 
 import click
-from click.shell_completion import get_completion_class, shell_complete
+from click.shell_completion import shell_complete
 
 from unmask import __version__
-from unmask.commands.bench import bench_generate, bench_rule, bench_serve, bench_step
+from unmask.commands import bench
 from unmask.commands.chat import chat
-from unmask.commands.evaluate import evaluate, policies, report
+from unmask.commands.evaluate import eval_, policies, report
 from unmask.commands.generate import generate
 from unmask.commands.serve import batch, play, serve, view
 from unmask.errors import Interrupted, UnmaskError
 from unmask.parsing import Command, Group, complaint_of, in_flags
 
-COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command
-_VERBS = {
-    "generate": generate,
-    "chat": chat,
-    "serve": serve,
-    "play": play,
-    "view": view,
-    "batch": batch,
-    "policies": policies,
-    "eval": evaluate,
-    "report": report,
-}
-_BENCH = {"rule": bench_rule, "step": bench_step, "generate": bench_generate, "serve": bench_serve}
+COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command, or to learn how
 
 
-def _show_completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:
-    if shell:
-        found: Any = get_completion_class(shell)
-        print(found(app, {}, "unmask", COMPLETE).source())
-        ctx.exit()
-
-
-@click.group(cls=Group, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="%(version)s", help="Show the version and exit.")
-@click.option(
-    "--show-completion",
-    type=click.Choice(["bash", "zsh", "fish"]),
-    metavar="SHELL",
-    expose_value=False,
-    is_eager=True,
-    callback=_show_completion,
-    help='Show the completion script of bash, zsh or fish: eval "$(unmask --show-completion bash)".',
+@click.group(
+    cls=Group,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f'A shell completes commands after eval "$({COMPLETE}=bash_source unmask)", or zsh_source, or fish_source.',
 )
+@click.version_option(__version__, message="%(version)s", help="Show the version and exit.")
 def app() -> None:
     """Decode with masked diffusion language models (LLaDA, Dream): many tokens per forward pass, safely."""
 
 
-bench = Group("bench", help="Measure speed on this machine.", no_args_is_help=True)
-for _group, _verbs in ((app, _VERBS), (bench, _BENCH)):
-    for _name, _function in _verbs.items():
-        _group.add_command(Command(_name, _function))
-app.add_command(bench)
+for _verb in (generate, chat, serve, play, view, batch, policies, eval_, report):
+    app.add_command(Command(_verb))
+app.add_command(_bench := Group("bench", help="Measure speed on this machine.", no_args_is_help=True))
+for _verb in (bench.rule, bench.step, bench.generate, bench.serve):
+    _bench.add_command(Command(_verb))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -44,6 +44,10 @@ class Device:
         if self.threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(self.threads)  # read when the work imports torch
 
+    def placed(self) -> dict[str, Any]:
+        """Where and how weights are kept, as functions that load a model take it."""
+        return {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model(Device):
@@ -61,15 +65,11 @@ class Model(Device):
         if colon and file.endswith(".py"):
             object.__setattr__(self, "policy", f"{Path(file).expanduser().absolute()}:{kind}")
 
-    def load(self, **more: Any) -> Generator:
-        from unmask.engine.load import load
-
-        more |= {"device": self.device, "dtype": self.dtype, "quantize": self.quantize, "revision": self.revision}
-        return load(self.model, **more)
-
     def open(self, **more: Any) -> tuple[Generator, Policy]:
         """The model, and the policy for it; `more` is for `load`."""
-        llm = self.load(**more)
+        from unmask.engine.load import load
+
+        llm = load(self.model, revision=self.revision, **self.placed(), **more)
         return llm, choose_policy(llm.spec, self.policy, self.set_)
 
     def about(self, prompts: list[str]) -> str | None:
@@ -91,8 +91,7 @@ class Evaluation(Device):
     model: Sequence[str] = option((), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]")
     task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).")
     policy: Sequence[str] = option(
-        (),
-        "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]",
+        (), "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]"
     )
     limit: int | None = option(None, "At most so many items a cell.")
     data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
@@ -166,8 +165,8 @@ class BenchModel(Device):
         """The model and its tokenizer; `seed` is that of random weights."""
         from unmask.bench.subject import open_loaded
 
-        how: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
-        return open_loaded(self.model, shape=self.shape, random_weights=self.random_weights, seed=seed, **how)
+        sizes: dict[str, Any] = {"shape": self.shape, "random_weights": self.random_weights}
+        return open_loaded(self.model, seed=seed, **sizes, **self.placed())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,14 +120,14 @@ def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) 
 
 
 class Command(click.Command):
-    """A command made of a function. Its help page has headings, and nothing on it is cut, however narrow the screen."""
+    """A command named after its function. Its help page has headings, and nothing on it is cut, however narrow."""
 
-    def __init__(self, name: str, function: Function) -> None:
+    def __init__(self, function: Any) -> None:
         for each in inspect.signature(function, eval_str=True).parameters.values():
             if isinstance(each.default, Field):
                 _add(function, [_flag(each.name, each.default, each.annotation, each.default.default)], "Options")
         self.headings: dict[click.Parameter, str] = getattr(function, "flags", {})
-        super().__init__(name, callback=function, params=[*self.headings], help=function.__doc__)
+        super().__init__(_word(function.__name__), callback=function, params=[*self.headings], help=function.__doc__)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}

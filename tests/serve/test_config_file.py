@@ -23,7 +23,7 @@ def parse():
         seen.update(model=chosen, backend=backend, settings=settings, config=config)
 
     def call(*arguments: str) -> dict:
-        Command("serve", serve)(list(arguments), standalone_mode=False)
+        Command(serve)(list(arguments), standalone_mode=False)
         return seen
 
     return call

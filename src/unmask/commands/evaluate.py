@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @with_flags(flags.Backend, "Cluster")
 @with_flags(flags.Evaluation, "What is measured")
-def evaluate(
+def eval_(
     asked: flags.Evaluation,
     backend: flags.Backend,
     recipe: str | None = option(None, "YAML file, or the name of one in the package.", "RECIPE"),
