@@ -51,8 +51,9 @@ def eval_(
     load, folder = backend.loader(), out or Path("runs") / name
     try:
         with progress.evaluating() as heard, backend.quiet():
-            command, say = _command_line(), terminal.note
-            finished = measure(chosen, out=folder, load=load, command=command, fresh=fresh, say=say, **heard)
+            command = shlex.join(["unmask", *sys.argv[1:]])  # to be noted beside its results
+            how: dict[str, Any] = {"load": load, "command": command, "fresh": fresh, "say": terminal.note}
+            finished = measure(chosen, out=folder, **how, **heard)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
@@ -68,11 +69,6 @@ def _note_reused(run: Finished, folder: Path) -> None:
         terminal.note(f"nothing left to do: {folder} is complete")
     if run.changed:
         terminal.note(f"since it was measured, the {' and '.join(run.changed)} changed; --fresh measures it anew")
-
-
-def _command_line() -> str:
-    """The command as it was typed, to be noted beside its results."""
-    return shlex.join(["unmask", *sys.argv[1:]])
 
 
 def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
