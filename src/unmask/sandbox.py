@@ -82,7 +82,7 @@ def run_many(
     """`run_tests` for many programs, each on its own, on all cores."""
     if not jobs:
         return []
-    contained = _contained()
+    contained = require()
     shares = min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1, -(-len(jobs) // JOBS_EACH))
 
     def judged(share: int) -> list[SandboxResult]:
@@ -91,11 +91,6 @@ def run_many(
     with ThreadPoolExecutor(shares) as pool:
         dealt = list(pool.map(judged, range(shares)))
     return [dealt[number % shares][number // shares] for number in range(len(jobs))]
-
-
-def require() -> None:
-    """Raise `NoSandbox` now if code could not be run later, after hours of decoding, say."""
-    _contained()
 
 
 @contextlib.contextmanager
@@ -108,8 +103,8 @@ def allow_unsandboxed() -> Generator[None, None, None]:
         _unsandboxed_allowed.reset(token)
 
 
-def _contained() -> bool:
-    """Whether code will run in bubblewrap; raises where it would have to run without and may not."""
+def require() -> bool:
+    """Whether code will run in bubblewrap; raises `NoSandbox` where it would have to run without, and may not."""
     if not (obstacle := _obstacle(shutil.which("bwrap"))):
         return True
     if not _unsandboxed_allowed.get():
@@ -165,8 +160,8 @@ def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[C
             ending.callback(cgroups.remove, groups)
         ours, theirs = map(ending.enter_context, Pipe())
         streams: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        started: Any = subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **streams)
-        process = ending.enter_context(started)
+        process: Any = subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **streams)
+        ending.enter_context(process)
         ending.callback(_kill, process)
         theirs.close()
         try:
@@ -179,7 +174,7 @@ def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[C
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    if process.poll() is None:  # else its number may be another's by now
         os.killpg(process.pid, signal.SIGKILL)
 
 
