@@ -96,9 +96,9 @@ def test_prompts_are_random_ids_without_masks_and_the_same_each_time():
     [
         ({"caches": ("dual", "duel")}, "unknown cache 'duel'; did you mean 'dual'"),
         ({"refreshes": ("block", "often")}, "refresh must be 'block' or 'blocks:N'"),
-        ({"prompt_tokens": (5, 0)}, "prompt_tokens must be at least 1, got 0"),
-        ({"batches": (0,)}, "batch must be at least 1, got 0"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"prompt_tokens": (5, 0)}, "prompt_tokens must be a whole number of at least 1, got 0"),
+        ({"batches": (0,)}, "batches must be a whole number of at least 1, got 0"),
+        ({"repeats": 0}, "repeats must be a whole number of at least 1, got 0"),
         ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
     ],
 )

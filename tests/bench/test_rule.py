@@ -59,12 +59,12 @@ def test_the_yardstick_commits_what_the_rule_commits():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"positions": (4, 0)}, "positions must be at least 1, got 0"),
-        ({"batches": (0,)}, "batch must be at least 1, got 0"),
-        ({"vocabularies": ()}, "vocabulary must be at least 2, got none"),
-        ({"repeats": 0}, "repeats must be at least 1"),
+        ({"positions": (4, 0)}, "positions must be a whole number of at least 1, got 0"),
+        ({"batches": (0,)}, "batches must be a whole number of at least 1, got 0"),
+        ({"vocabularies": ()}, "vocabularies must not be empty"),
+        ({"repeats": 0}, "repeats must be a whole number of at least 1"),
         ({"dtype": "float23"}, "unknown dtype 'float23'; did you mean 'float32'"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
     ],
 )

@@ -245,7 +245,7 @@ def test_progress_is_told(model):
         (["toy", "--policy", "dapd", "--cache", "dual"], "cannot run with --cache dual"),
         (["toy", "--set", "passes=0"], "passes must be a whole number of at least 1"),
         (["toy", "--prompt-tokens", "4096"], "are more than the 4096 positions of toy"),
-        (["toy", "--batch", "0"], "batch must be at least 1, got 0"),
+        (["toy", "--batch", "0"], "--batch must be a whole number of at least 1, got 0"),
         (["toy", "--batch", "1,8"], "got '1,8'; the flag may be repeated"),
         (["toy", "--repeats", "1,8"], "got '1,8'\n"),
     ],

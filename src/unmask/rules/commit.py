@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,8 +15,19 @@ from torch import Tensor
 
 from unmask.device import with_kernel
 from unmask.errors import UnmaskError
-from unmask.options import check_choice, check_number, check_whole
+from unmask.options import checked
 from unmask.rules.mean_field import MeanFieldCommit, mean_field, mean_field_history, sigmoid
+
+# What each parameter of the rule may be; the vocabulary may also be None.
+BOUNDS: dict[str, dict[str, Any]] = {
+    "threshold": {"within": "(0, 1]"},
+    "iterations": {"least": 0},
+    "interaction": {"choices": ("jsd", "uniform", "none")},
+    "uniform_weight": {"within": "[0, inf)"},
+    "normalize": {"choices": ("max", "none")},
+    "fallback": {"choices": ("field", "confidence")},
+    "vocabulary": {"least": 1},
+}
 
 
 def mean_field_commit(
@@ -41,7 +51,7 @@ def mean_field_commit(
     tokens and merges the rest. `validate=False` trusts the logits and brings nothing to the host, as a captured graph
     needs; closed positions then cost as much as open ones, unless `open_at_most` says how many of a row can be open.
     """
-    parameters = SimpleNamespace(
+    parameters = _checked_parameters(
         threshold=threshold,
         iterations=iterations,
         interaction=interaction,
@@ -50,13 +60,12 @@ def mean_field_commit(
         fallback=fallback,
         vocabulary=vocabulary,
     )
-    check_parameters(parameters)
     _check_tensors(logits, masked)
     logits = logits.detach()
     if validate:
         _check_rows(logits, masked)
         open_at_most = int(masked.sum(-1).max()) if masked.numel() else 0
-    decided = commit_open(logits, masked, open_at_most=open_at_most, **vars(parameters))
+    decided = commit_open(logits, masked, open_at_most=open_at_most, **parameters)
     return _with_diagnostics(decided, masked, iterations) if diagnostics else decided
 
 
@@ -113,15 +122,12 @@ def _with_diagnostics(decided: MeanFieldCommit, masked: Bool[Tensor, "b k"], ite
     return replace(decided, history=history, elbo=(unary - 0.5 * pairwise + entropy).sum(-1))
 
 
-def check_parameters(owner: Any) -> None:
-    """Raise unless these attributes are parameters of the rule."""
-    check_number(owner, "threshold", within="(0, 1]")
-    check_whole(owner, "iterations", least=0)
-    check_choice(owner, "interaction", ("jsd", "uniform", "none"))
-    check_number(owner, "uniform_weight", within="[0, inf)")
-    check_choice(owner, "normalize", ("max", "none"))
-    check_choice(owner, "fallback", ("field", "confidence"))
-    check_whole(owner, "vocabulary", least=1, optional=True)
+def _checked_parameters(**parameters: Any) -> dict[str, Any]:
+    """The parameters of the rule; raises unless all of them keep to their bounds."""
+    return {
+        name: value if value is None and name == "vocabulary" else checked(name, value, **BOUNDS[name])
+        for name, value in parameters.items()
+    }
 
 
 def _check_tensors(logits: Tensor, masked: Tensor) -> None:
