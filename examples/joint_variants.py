@@ -1,12 +1,15 @@
 """The joint rule with one of its parts changed, for the ablation of docs/joint.md.
 
-unmask eval tiny/joint --limit 1000 --policy joint --policy examples/joint_variants.py:NeverWaits --policy ...
+python examples/joint_variants.py --limit 1000      (or any other options of `unmask eval tiny/joint`)
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
+from unmask.cli import run
 from unmask.policies import Joint
 from unmask.policies.joint import ends_of_runs
 from unmask.policies.scores import entropy
@@ -46,3 +49,11 @@ class ByEntropy(Joint):
 
     def cost(self, view, uncertain):
         return entropy(view)
+
+
+if __name__ == "__main__":
+    variants = (OnlyCertain, NeverWaits, WaitsForCertain, ByEntropy)
+    rules = ["joint", *(f"{__file__}:{variant.__name__}" for variant in variants)]
+    chosen = [word for rule in rules for word in ("--policy", rule)]
+    if failed := run(["eval", "tiny/joint", *chosen, *sys.argv[1:]]):
+        sys.exit(failed)

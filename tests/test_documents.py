@@ -32,6 +32,7 @@ SLOW = f"unmask.remote|{FAMILY}"
 SMALL = {
     "cluster_simulation.py": ["--replicas", "8", "--requests", "50", "--router", "two", "least", "random"],
     "cluster_speed.py": ["--model", "toy", "--replicas", "1", "--prompts", "32"],
+    "joint_variants.py": ["--limit", "2", "--task", "countdown-3"],
 }
 
 
@@ -70,7 +71,8 @@ def test_a_command_block_runs(block, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_an_example_runs(example, capsys, monkeypatch):
+def test_an_example_runs(example, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(example), *SMALL.get(example.name, ())])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out

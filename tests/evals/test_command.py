@@ -36,7 +36,8 @@ def test_the_command_prints_a_table_then_has_nothing_left_to_do(
     assert cli.run(command) == 0
     shown = capsys.readouterr()
     assert "accuracy %" in shown.out
-    assert shown.out.count("sudoku") == 2
+    assert shown.out.startswith("toy, sudoku: 2 items")
+    assert re.findall(r"^ *(threshold|fixed) ", shown.out, re.M) == ["threshold", "fixed"]
     first, second = shown.err.splitlines()[:2]
     assert first == "unmask: loading toy"
     assert re.fullmatch(r"unmask: cell 1 of 2: sudoku, threshold, 2 items, 50 % done, \d+:\d\d:\d\d left", second)
