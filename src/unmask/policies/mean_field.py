@@ -32,8 +32,8 @@ class MeanField(Base):
     vocabulary: int | None = parameter(None, **BOUNDS["vocabulary"])
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
-        # A position whose proposed token is ruled out (logit -inf) is committed last. `eligible` leaves it out, so that
-        # it does not repel the others.
+        # A position whose proposed token is ruled out (logit -inf) must not repel the others: `eligible` leaves it out,
+        # and the engine commits it when nothing else is left.
         result = rules.mean_field_commit(
             view.logits,
             eligible(view),
@@ -45,7 +45,7 @@ class MeanField(Base):
             fallback=self.fallback,
             vocabulary=self.vocabulary,
             open_at_most=view.open_at_most,
-            validate=False,
+            validate=False,  # which would wait for the device
         )
         decision = Decision(
             commit=result.commit, score=result.score, intensity=result.intensity, overlap=result.overlap
