@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from unmask.models.rotary import Rotary
+from unmask.models.layers import Rotary
 
 NEEDS_CUDA = [
     pytest.mark.gpu,

@@ -1,7 +1,7 @@
 """The one switch of every fuzz test.
 
 A test run makes a few cases of each kind, always the same. `UNMASK_FUZZ=5000 pytest -s -o timeout=0 FILE` makes as many
-as it says, others every time, and prints how they ended. CONTRIBUTING.md lists the files.
+as it says, others every time, and prints how they ended. docs/security.md lists the files.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ are rounded.
 
 import torch
 
-from unmask.models.rotary import Rotary
+from unmask.models.layers import Rotary
 
 DTYPES = (torch.float32, torch.float16)
 EXACT = {"rtol": 2e-6, "atol": 2e-6}

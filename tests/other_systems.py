@@ -14,9 +14,9 @@ import signal
 import sys
 import types
 
+import click
 import rich.progress
 import torch
-import typer
 
 with contextlib.suppress(ImportError):
     import datasets  # noqa: F401
@@ -59,7 +59,7 @@ def imported() -> list[str]:
 
 
 if __name__ == "__main__":
-    assert None not in (rich, torch, typer)  # imported before the system changes
+    assert None not in (click, rich, torch)  # imported before the system changes
     become_windows()
     sys.stdout.write(f"{imported()}\n")
     from unmask.cli import run

@@ -9,11 +9,10 @@ from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
-import typer
 
 from unmask import cli, policies
 from unmask.cli import run
-from unmask.models.checkpoint.loading import TINY
+from unmask.models.checkpoint.folder import TINY
 from unmask.settings import Settings
 
 COMMANDS = [
@@ -67,7 +66,7 @@ WRONG = {
     "unknown benchmark": (["bench", "stp"], "did you mean 'step'?"),
     "no number": (["generate", "x", "--temperature", "hot"], "--temperature must be a number, got 'hot'"),
     "no whole number": (["generate", "x", "--seed", "1.5"], "--seed must be a whole number, got '1.5'"),
-    "too small": (["generate", "x", "--batch-size", "0"], "--batch-size must be at least 1, got '0'"),
+    "too small": (["generate", "x", "--batch-size", "0"], "--batch-size must be a whole number of at least 1, got 0"),
     "no value": (["generate", "x", "--seed"], "--seed needs a value"),
     "a value too many": (["generate", "x", "--chat=yes"], "--chat takes no value"),
     "an argument too many": (["policies", "x"], "it takes no argument x; see `unmask policies --help`"),
@@ -150,13 +149,20 @@ def test_an_instruct_checkpoint_without_its_template_gets_a_hint(capsys, tmp_pat
 
 
 def test_a_shell_completes_commands_and_flags():
-    words = {"_UNMASK_COMPLETE": "complete_bash", "COMP_WORDS": "unmask generate --max-t", "COMP_CWORD": "2"}
+    words = {"_UNMASK_COMPLETE": "bash_complete", "COMP_WORDS": "unmask generate --max-t", "COMP_CWORD": "2"}
     command = [sys.executable, "-m", "unmask"]
     done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["--max-tokens"]
+    assert done.stdout.split() == ["plain,--max-tokens"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_ask_how_to_complete(shell):
+    asking = os.environ | {"_UNMASK_COMPLETE": f"{shell}_source"}
+    done = subprocess.run([sys.executable, "-m", "unmask"], env=asking, capture_output=True, text=True, check=True)
+    assert f"{shell}_complete" in done.stdout
 
 
 def test_every_command_is_looked_at_above():
-    tree = typer.main.get_command(cli.app)
-    names = {(name,) for name in tree.commands} | {("bench", name) for name in tree.commands["bench"].commands}
+    verbs = cli.app.commands
+    names = {(name,) for name in verbs} | {("bench", name) for name in verbs["bench"].commands}
     assert names <= {tuple(command) for command in COMMANDS}

@@ -32,6 +32,7 @@ SLOW = f"unmask.remote|{FAMILY}"
 SMALL = {
     "cluster_simulation.py": ["--replicas", "8", "--requests", "50", "--router", "two", "least", "random"],
     "cluster_speed.py": ["--model", "toy", "--replicas", "1", "--prompts", "32"],
+    "joint_risk.py": ["--items", "4"],
     "joint_variants.py": ["--limit", "2", "--task", "countdown-3"],
 }
 

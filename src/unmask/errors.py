@@ -1,7 +1,7 @@
 """Errors that the caller can mend.
 
-Every message is one line that names the thing, the value and the way out. The command line prints it and exits with 2;
-with 1 if the request was fine, but work failed or memory ran out; with 130 if the user ended the work.
+Every message is one line that names the thing, the value and the way out. The command line prints it and exits with the
+status of its class.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class UnmaskError(ValueError):
     The message is for Python. `flags` and `http` say the same on the command line and to clients of a server, where the
     way out has other words there.
     """
+
+    status = 2  # of a command that ends with this error: the command was wrong
 
     def __init__(self, message: str, *, flags: str | None = None, http: str | None = None) -> None:
         super().__init__(message)
@@ -78,10 +80,16 @@ class TooLong(UnmaskError):
 class WorkFailed(UnmaskError):
     """The request was fine, but the work failed."""
 
+    status = 1
+
 
 class Interrupted(WorkFailed):
     """The user ended the work; the message says what is kept."""
 
+    status = 130  # as shells have it: 128 and the number of the signal
+
 
 class OutOfMemory(UnmaskError):
     """More memory is needed than is free."""
+
+    status = 1

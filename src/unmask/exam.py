@@ -14,41 +14,20 @@ import builtins
 import contextlib
 import importlib
 import json
-import select
-import socket
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 OK, ALL_OK, RAISED = b"+", b"=", b"!"
 
 
-class Channel:
-    """Whole messages over a socket: EOFError when the peer is gone, TimeoutError when it is late."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-
-    def send(self, message: bytes) -> None:
-        try:
-            self.end.sendall(len(message).to_bytes(4, "big") + message)
-        except (BrokenPipeError, ConnectionResetError):
-            raise EOFError from None
-
-    def receive(self, timeout_s: float | None = None) -> bytes:
-        if timeout_s is not None and not select.select([self.end], [], [], timeout_s)[0]:
-            raise TimeoutError
-        return self._exactly(int.from_bytes(self._exactly(4), "big"))
-
-    def _exactly(self, size: int) -> bytes:
-        try:
-            data = self.end.recv(size, socket.MSG_WAITALL)
-        except ConnectionResetError:
-            data = b""
-        if len(data) < size:
-            raise EOFError
-        return data
+def receive(peer: Connection, timeout_s: float) -> bytes:
+    """The next message; TimeoutError when it is late, EOFError or another OSError when the peer is gone."""
+    if not peer.poll(timeout_s):
+        raise TimeoutError
+    return peer.recv_bytes()
 
 
 def _told(error: BaseException) -> str:
@@ -61,22 +40,22 @@ def _told(error: BaseException) -> str:
 # The examiner.
 
 
-def examine(judge: Channel, answering: Channel) -> None:
+def examine(judge: Connection, answering: Connection) -> None:
     """Have the code run and run its tests; then send back what the judge sends."""
-    job = json.loads(judge.receive())
+    job = json.loads(judge.recv_bytes())
     answer = _Answer(answering)
     names = _Names(answer, job["own"])
     try:
         answer.ask("run", job["code"])
         for test in job["tests"]:
-            judge.send(OK)
+            judge.send_bytes(OK)
             exec(compile(test, "<test>", "exec"), names)
-        judge.send(ALL_OK)
-        judge.send(judge.receive())
+        judge.send_bytes(ALL_OK)
+        judge.send_bytes(judge.recv_bytes())
     except _Gone:
         return
     except BaseException as error:  # sys.exit() is a failure too
-        judge.send(RAISED + _told(error).encode(errors="replace"))
+        judge.send_bytes(RAISED + _told(error).encode(errors="replace"))
 
 
 class _Gone(BaseException):
@@ -105,16 +84,16 @@ class _Names(dict[str, Any]):
 class _Answer:
     """The answer's process, as the examiner sees it."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self, peer: Connection) -> None:
+        self.peer = peer
         self.foreign: dict[int, _Foreign] = {}
 
     def ask(self, what: str, *values: Any) -> Any:
         """Have something done there; what is raised there is raised here."""
         try:
-            self.channel.send(json.dumps([what, *(_plain(value, self._number) for value in values)]).encode())
-            kind, value = json.loads(self.channel.receive())
-        except EOFError:
+            self.peer.send_bytes(json.dumps([what, *(_plain(value, self._number) for value in values)]).encode())
+            kind, value = json.loads(self.peer.recv_bytes())
+        except (EOFError, OSError):
             raise _Gone from None
         if kind == "raised":
             raise _error(*map(str, value), ends=what == "next")
@@ -162,7 +141,7 @@ def _error(kind: str, text: str, *, ends: bool) -> BaseException:
 # The answer.
 
 
-def answer(examiner: Channel) -> None:
+def answer(examiner: Connection) -> None:
     """Run the code, then do what the examiner asks for, until the judge ends this process."""
     module = ModuleType("__candidate__")
     sys.modules |= {"__candidate__": module, "__main__": ModuleType("__main__")}
@@ -173,14 +152,14 @@ def answer(examiner: Channel) -> None:
         return id(value)
 
     while True:
-        what, *written = json.loads(examiner.receive())
+        what, *written = json.loads(examiner.recv_bytes())
         try:
             found = _do(what, vars(module), *(_value(each, objects.__getitem__) for each in written))
             reply = ["done", _plain(found, number)]
         except BaseException as error:  # sys.exit() is a failure too
             kind, _, text = _told(error).partition(": ")
             reply = ["raised", [kind, text]]
-        examiner.send(json.dumps(reply).encode())
+        examiner.send_bytes(json.dumps(reply).encode())
 
 
 def _do(what: str, names: dict[str, Any], first: Any, *rest: Any) -> Any:

@@ -10,9 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UnknownName, UnmaskError
 from unmask.options import option
@@ -27,44 +25,38 @@ if TYPE_CHECKING:
     from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
     from unmask.policies import Policy
 
-Live = Annotated[
-    bool | None,
-    typer.Option("--live/--no-live", help="Show the canvas as it fills. [default: one prompt, on a terminal]"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, metavar="N", help="Port of this machine. [default: 0, which is a free one]")
-]
-NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Do not open a browser; the URL is printed.")]
-ROWS = 32
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help=f"Texts decoded together. [default: {ROWS}]")]
-SET = ("--set",)
+# Flags of several commands.
+LIVE = option(None, "Show the canvas as it fills. [default: one prompt, on a terminal]", "--live/--no-live")
+JSON = option(False, "Print JSON, one object per line.", "--json")
+BATCH_SIZE = option(32, "Texts decoded together.", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """The device, dtype and quantisation of a model, and the threads to run it."""
 
-    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]", metavar="NAME")
-    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]", metavar="NAME")
+    device: str | None = option(None, "cuda, mps or cpu. [default: the best there is]")
+    dtype: str | None = option(None, "float32, bfloat16 or float16. [default: by device]")
     quantize: str | None = option(None, "Keep the weights of the blocks in 8 bits. [default: off]", metavar="fp8|int8")
-    threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", min=1)
+    threads: int | None = option(None, "Threads of the CPU. [default: one for each core]", least=1)
 
     def __post_init__(self) -> None:
         if self.threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(self.threads)  # read when the work imports torch
+
+    def placed(self) -> dict[str, Any]:
+        """Where and how weights are kept, as functions that load a model take it."""
+        return {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model(Device):
     """Which model to decode with, and how positions are chosen."""
 
-    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.", metavar="NAME")
-    revision: str | None = option(None, "Branch, tag or commit of a hub name.", metavar="NAME")
-    policy: str | None = option(
-        None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]", metavar="NAME"
-    )
-    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
+    model: str = option("tiny", "Checkpoint folder, hub name, 'tiny' or 'toy'.")
+    revision: str | None = option(None, "Branch, tag or commit of a hub name.")
+    policy: str | None = option(None, "A name of `unmask policies`, or FILE.py:Class. [default: mean_field]")
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", metavar="KEY=VALUE")
 
     def __post_init__(self) -> None:
         Device.__post_init__(self)
@@ -73,15 +65,11 @@ class Model(Device):
         if colon and file.endswith(".py"):
             object.__setattr__(self, "policy", f"{Path(file).expanduser().absolute()}:{kind}")
 
-    def load(self, **more: Any) -> Generator:
-        from unmask.engine.load import load
-
-        more |= {"device": self.device, "dtype": self.dtype, "quantize": self.quantize, "revision": self.revision}
-        return load(self.model, **more)
-
     def open(self, **more: Any) -> tuple[Generator, Policy]:
         """The model, and the policy for it; `more` is for `load`."""
-        llm = self.load(**more)
+        from unmask.engine.load import load
+
+        llm = load(self.model, revision=self.revision, **self.placed(), **more)
         return llm, choose_policy(llm.spec, self.policy, self.set_)
 
     def about(self, prompts: list[str]) -> str | None:
@@ -100,19 +88,15 @@ class Model(Device):
 class Evaluation(Device):
     """What `unmask eval` measures: a recipe, and the flags that replace keys of it."""
 
-    model: Sequence[str] = option(
-        (), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]", metavar="NAME"
-    )
-    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).", metavar="NAME")
+    model: Sequence[str] = option((), "Checkpoint folder, hub name or 'tiny', instead of the recipe's. [default: tiny]")
+    task: Sequence[str] = option((), "A task or benchmark, instead of the recipe's (may be repeated).")
     policy: Sequence[str] = option(
-        (),
-        "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]",
-        metavar="NAME",
+        (), "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]"
     )
-    limit: int | None = option(None, "At most so many items a cell.", min=1)
+    limit: int | None = option(None, "At most so many items a cell.")
     data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
-    batch_size: int | None = option(None, "Items decoded together.", min=1)
-    shots: int | None = option(None, "Worked examples in the prompt.", min=0)
+    batch_size: int | None = option(None, "Items decoded together.")
+    shots: int | None = option(None, "Worked examples in the prompt.")
     allow_unsandboxed: bool = option(
         False, "Run code that a model wrote even without bubblewrap.", "--allow-unsandboxed"
     )
@@ -123,8 +107,8 @@ class Evaluation(Device):
         from unmask.evals.packaged import recipe_file, run_name
         from unmask.evals.recipe import parse, read
 
-        given = {item.name: getattr(self, item.name) or None for item in fields(self) if item.name != "threads"}
-        given["shots"] = self.shots  # none is a number of them
+        given = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
+        given.pop("threads", None)  # they change no result
         if name is not None:
             file = recipe_file(name)
             return read(file, given), run_name(file)
@@ -139,7 +123,7 @@ class Evaluation(Device):
 class Backend(ClusterConfig):
     """Where batches are decoded: in this process, or by replicas on a cluster."""
 
-    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.", metavar="NAME")
+    backend: str = option("local", "Where batches are decoded: local, ray, or an installed plug-in.")
 
     def loader(self) -> Callable[[Checkpoint], Executor]:
         """The function that loads a model of a recipe there."""
@@ -171,9 +155,9 @@ class Backend(ClusterConfig):
 class BenchModel(Device):
     """Which model `unmask bench` measures."""
 
-    model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", argument=True, metavar="MODEL")
+    model: str | None = option(None, "Checkpoint folder, hub name, 'tiny' or 'toy'.", "MODEL")
     shape: str | None = option(
-        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]", metavar="NAME"
+        None, "Instead of a model, its sizes: llada-8b, dream-7b, sdar-8b or tiny. [default: by device]"
     )
     random_weights: bool = option(False, "Only the sizes are real: no weights are read.", "--random-weights")
 
@@ -181,8 +165,8 @@ class BenchModel(Device):
         """The model and its tokenizer; `seed` is that of random weights."""
         from unmask.bench.subject import open_loaded
 
-        how: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "quantize": self.quantize}
-        return open_loaded(self.model, shape=self.shape, random_weights=self.random_weights, seed=seed, **how)
+        sizes: dict[str, Any] = {"shape": self.shape, "random_weights": self.random_weights}
+        return open_loaded(self.model, seed=seed, **sizes, **self.placed())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +174,9 @@ class BenchPolicy(BenchModel):
     """What `unmask bench step` and `generate` measure: a model, and how positions are chosen."""
 
     policy: str | None = option(
-        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]", metavar="NAME"
+        None, "A name of `unmask policies`, or FILE.py:Class. [default: fixed, passes = block size / 4]"
     )
-    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", *SET, metavar="KEY=VALUE")
+    set_: Sequence[str] = option((), "A parameter of the policy (may be repeated).", metavar="KEY=VALUE")
 
     def open(self, workload: Workload) -> tuple[MaskedLM, Workload]:
         """The model, and the workload with the policy in it."""

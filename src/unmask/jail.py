@@ -12,15 +12,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import signal
-import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from typing import NamedTuple
 
-from unmask.exam import ALL_OK, OK, Channel, answer, examine
+from unmask.exam import ALL_OK, OK, answer, examine, receive
+from unmask.system_calls import program
 
 FILE_BYTES = 2**20
 FOLDER = b"size=16777216,nr_inodes=256,mode=700"
@@ -40,47 +42,46 @@ if sys.platform != "win32":  # where the names above are read, and nothing runs
     _LIBC = ctypes.CDLL(None)  # before the first fork, to do it once
 
 
+class _Bounds(NamedTuple):
+    """What a child may have and do."""
+
+    timeout_s: float
+    memory_mib: int
+    contained: bool
+    allowed: bytes  # the filter of system calls; empty: there is none
+
+
 def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
     """Judge programs until the other side hangs up."""
-    host = Channel(socket.socket(fileno=os.dup(0)))
+    host = Connection(os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
-    # Two filters of system calls: the first allows threads, which must then be counted.
-    filters = [bytes.fromhex(each) for each in json.loads(host.receive())]
     _prctl(_PR_SET_DUMPABLE, 0)  # an answer must not look into its judge
-    holds = bool(filters) and _in_child(lambda: _refuses_to_fork(filters[1]))
+    # Where threads are not counted, there are none.
+    with_threads, without = (program(os.uname().machine, threads=threads) or b"" for threads in (True, False))
+    holds = _in_child(lambda: _lock(without))
     if contained and not holds:
         sys.exit("the kernel or the machine has no system-call filter that we know")
-    counted = holds and contained and _in_child(lambda: _counts_threads(filters[0]))
-    bounds = _Bounds(timeout_s, memory_mib, null, contained, (filters[0] if counted else filters[1]) if holds else b"")
+    counted = holds and contained and _in_child(lambda: _counts_threads(with_threads))
+    bounds = _Bounds(timeout_s, memory_mib, contained, (with_threads if counted else without) if holds else b"")
     gc.freeze()  # what is here now is shared with the children
-    host.send(READY)
+    host.send_bytes(READY)
     with contextlib.suppress(EOFError):
         while True:
             _next(host, bounds)
 
 
-class _Bounds:
-    """What a child may have and do."""
-
-    def __init__(self, timeout_s: float, memory_mib: int, null: int, contained: bool, allowed: bytes) -> None:
-        self.timeout_s, self.memory_mib, self.null, self.contained = timeout_s, memory_mib, null, contained
-        self.allowed, self.jobs = allowed, 0
-
-
-def _next(host: Channel, bounds: _Bounds) -> None:
-    ours, theirs = socket.socketpair()
-    asking, answering = socket.socketpair()
-    bounds.jobs += 1
+def _next(host: Connection, bounds: _Bounds) -> None:
+    (ours, theirs), (asking, answering) = Pipe(), Pipe()
     children = [
-        _child(bounds, [theirs, asking], lambda: examine(Channel(theirs), Channel(asking))),
-        _child(bounds, [answering], lambda: answer(Channel(answering)), folder=True),
+        _child(bounds, [theirs, asking], lambda: examine(theirs, asking)),
+        _child(bounds, [answering], lambda: answer(answering), folder=True),
     ]
     for end in (theirs, asking, answering):
         end.close()
     try:
-        host.send(_verdict(Channel(ours), host.receive(), bounds.timeout_s).encode())
+        host.send_bytes(_verdict(ours, host.recv_bytes(), bounds.timeout_s).encode())
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
@@ -90,22 +91,21 @@ def _next(host: Channel, bounds: _Bounds) -> None:
         ours.close()
 
 
-def _child(bounds: _Bounds, ends: list[socket.socket], work: Callable[[], None], *, folder: bool = False) -> int:
-    """Fork a child that has these sockets and the bounds, and does that work."""
+def _child(bounds: _Bounds, ends: list[Connection], work: Callable[[], None], *, folder: bool = False) -> int:
+    """Fork a child that has these connections and the bounds, and does that work."""
     child = os.fork()
     if child == 0:
         try:
             os.setsid()
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            for standard in (0, 1, 2):
-                os.dup2(bounds.null, standard)
+            os.dup2(0, 2)  # nothing is read or written there
             low = 3
             for kept in sorted(end.fileno() for end in ends):
                 os.closerange(low, kept)
                 low = kept + 1
             os.closerange(low, 64)
             if folder:
-                _own_folder(bounds)
+                _own_folder(bounds.contained)
             _limit(bounds.timeout_s, bounds.memory_mib)
             if not bounds.allowed or _lock(bounds.allowed):
                 work()
@@ -114,29 +114,28 @@ def _child(bounds: _Bounds, ends: list[socket.socket], work: Callable[[], None],
     return child
 
 
-def _own_folder(bounds: _Bounds) -> None:
+def _own_folder(contained: bool) -> None:
     """Enter an empty folder: in memory and out of every other process's sight; if that fails, /tmp is read-only."""
-    if not bounds.contained:
-        os.mkdir(str(bounds.jobs))
-        os.chdir(str(bounds.jobs))
+    if not contained:
+        os.chdir(tempfile.mkdtemp(dir=os.curdir))
     elif _LIBC.unshare(_CLONE_NEWNS) == 0:
         _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", _NOSUID_NODEV_NOEXEC, FOLDER)
         os.chdir("/tmp")
 
 
-def _verdict(examiner: Channel, job: bytes, timeout_s: float) -> str:
+def _verdict(examiner: Connection, job: bytes, timeout_s: float) -> str:
     try:
-        examiner.send(job)
-        while (reply := examiner.receive(timeout_s)) == OK:  # one for each statement that has run
+        examiner.send_bytes(job)
+        while (reply := receive(examiner, timeout_s)) == OK:  # one for each statement that has run
             pass
         if reply != ALL_OK:
             return "failed: " + " ".join(reply[1:].decode(errors="replace").split())[:200]
         secret = os.urandom(16)
-        examiner.send(secret)
-        return "passed" if examiner.receive(timeout_s) == secret else "crashed"
+        examiner.send_bytes(secret)
+        return "passed" if receive(examiner, timeout_s) == secret else "crashed"
     except TimeoutError:
         return "timeout"
-    except EOFError:
+    except (EOFError, OSError):
         return "crashed"
 
 
@@ -180,15 +179,6 @@ def _in_child(holds: Callable[[], bool]) -> bool:
             os._exit(0 if holds() else 1)
         os._exit(1)
     return os.waitpid(child, 0)[1] == 0
-
-
-def _refuses_to_fork(allowed: bytes) -> bool:
-    locked = _lock(allowed)
-    try:
-        os.fork()
-    except PermissionError:
-        return locked
-    os._exit(1)
 
 
 def _counts_threads(allowed: bytes) -> bool:

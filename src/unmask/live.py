@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
+from itertools import accumulate
 from typing import TYPE_CHECKING
 from unicodedata import category
 
-from rich.cells import cell_len
+from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ class CanvasView:
         finally:
             live.stop()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield self.frame(options.max_width, console.height - 2)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment | Text]:
+        # A style is sent to the terminal once for all tokens that have it in a row.
+        yield from Segment.simplify(console.render(self.frame(options.max_width, console.height - 2), options))
         yield self.status()
 
     def status(self) -> Text:
@@ -97,32 +98,28 @@ class CanvasView:
 
     def frame(self, width: int, height: int | None = None) -> Text:
         """The canvas in lines; if they are more than the height, those around the current block."""
-        lines, current = self._lines(max(1, width))
+        lines, current = self._lines(width)
         if height is not None and len(lines) > max(3, height):
             room = max(1, height - 2)
             top = max(0, min(current - room // 3, len(lines) - room))
-            above, below = (
-                _more(count, where) for count, where in ((top, "above"), (len(lines) - top - room, "below"))
-            )
-            lines = [above, *lines[top : top + room], below]
+            lines = [_more(top, "above"), *lines[top : top + room], _more(len(lines) - top - room, "below")]
         return Text("\n").join(lines)
 
     def _lines(self, width: int) -> tuple[list[Text], int]:
         """The canvas folded to a width, and the line in which the current block begins."""
-        canvas = self.request.canvas
+        canvas, whole, begin = self.request.canvas, Text(), 0
         block, _ = canvas.blocks[min(canvas.block_index, len(canvas.blocks) - 1)]
-        lines: list[list[tuple[str, str]]] = [[]]
-        used = current = 0
         for position, text, style in self._pieces():
-            current = len(lines) - 1 if position <= block else current
-            for letter in text.expandtabs(4):
-                if letter == "\n" or used + cell_len(letter) > width:
-                    lines.append([])
-                    used = 0
-                if letter != "\n":
-                    lines[-1].append((letter, style))
-                    used += cell_len(letter)
-        return [_styled(line) for line in lines], current
+            begin = len(whole) if position <= block else begin
+            whole.append(text.expandtabs(4), style)
+        lines, current, seen = list[Text](), 0, 0
+        for line in whole.split("\n", allow_blank=True):
+            for part in line.divide(accumulate(map(len, chop_cells(line.plain, max(2, width))[:-1]))):
+                current = len(lines) if seen <= begin else current
+                lines.append(part)
+                seen += len(part)
+            seen += 1  # the line break
+        return lines, current
 
     def _pieces(self) -> Iterator[tuple[int, str, str]]:
         """Position, text and style of what is shown, from left to right."""
@@ -141,8 +138,7 @@ class CanvasView:
                 if PART in self._text(tokens[position + 1])[0]:
                     continue
                 text, parts = visible(self.ending.codec.decode(parts)), []
-            yield position, text.replace("\n", f"{BREAK}\n"), style
-            yield position, self.after(position - self.first), ""
+            yield position, text.replace("\n", f"{BREAK}\n") + self.after(position - self.first), style
 
     def _text(self, token: int) -> tuple[str, bool]:
         """How a token is shown, and whether it is a special one."""
@@ -151,11 +147,6 @@ class CanvasView:
             text = OPEN if token == self.request.canvas.mask_id else END if ends else visible(codec.token_text(token))
             self._known[token] = text, ends or not codec.decode([token])
         return self._known[token]
-
-
-def _styled(line: list[tuple[str, str]]) -> Text:
-    runs = groupby(line, key=itemgetter(1))
-    return Text.assemble(*(("".join(letter for letter, _ in run), style) for style, run in runs))
 
 
 def _more(lines: int, where: str) -> Text:

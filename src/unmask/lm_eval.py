@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from unmask.errors import UnmaskError, WorkFailed
+from unmask.errors import UnmaskError
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
         sys.exit(f"unmask: lm-eval needs {error.name}, which is missing: pip install 'unmask[eval]'")
     except UnmaskError as error:
         sys.stderr.write(f"unmask: {error}\n")
-        sys.exit(1 if isinstance(error, WorkFailed) else 2)
+        sys.exit(error.status)
 
 
 if __name__ == "__main__":

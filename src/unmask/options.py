@@ -1,47 +1,38 @@
-"""Fields that a user sets: how they are declared, with a help text, and how their values are checked.
+"""Fields that a user sets: declared once with their default, help text and bounds; their values are checked by these.
 
 Settings, servers, benchmarks and policies are frozen dataclasses of such fields. A message is one line that names the
-field and its value.
+field and its value. Bounds are `within` an interval such as "(0, 1]", a `least` whole number, or `choices` of words.
 """
 
 from __future__ import annotations
 
 import math
-import types
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import MISSING, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from unmask.errors import UnknownName, WrongOption
 
 T = TypeVar("T")
+_TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
-def option(default: Any, about: str, *names: str, **more: Any) -> Any:
-    """A field with its default and help text; on the command line, with these names and what else typer takes."""
-    return field(default=default, metadata={"help": about, "names": names, "more": more})
+def option(
+    default: Any, about: str, *names: str, metavar: str | None = None, hidden: bool = False, **bounds: Any
+) -> Any:
+    """A field with its default, help text and bounds; on the command line, a flag with these names.
+
+    A name in capitals is that of an argument. A bool with a single name can only be turned on. `metavar` stands for the
+    value on the help page.
+    """
+    shown = {"names": names, "metavar": metavar, "hidden": hidden}
+    return field(default=default, metadata={"help": about, "bounds": bounds, **shown})
 
 
 def parameter(default: Any, **bounds: Any) -> Any:
-    """A field of a policy with its default and bounds: `within` an interval, a `least` whole number, or `choices`."""
+    """A field of a policy with its default and bounds."""
     return field(default=default, metadata={"bounds": bounds})
-
-
-def check_bounds(owner: Any) -> None:
-    """Every field that is a `parameter` keeps to its bounds, or is None if that is its default; flags are flags."""
-    for item in fields(owner):
-        bounds, optional = item.metadata.get("bounds", {}), item.default is None
-        if "within" in bounds:
-            check_number(owner, item.name, **bounds, optional=optional)
-        elif "least" in bounds:
-            check_whole(owner, item.name, **bounds, optional=optional)
-        elif "choices" in bounds:
-            check_choice(owner, item.name, **bounds, optional=optional)
-        elif isinstance(item.default, bool):
-            check_flag(owner, item.name)
 
 
 def documented(cls: type[T]) -> type[T]:
@@ -51,94 +42,71 @@ def documented(cls: type[T]) -> type[T]:
     return cls
 
 
-# What the checks below were told of each field, where that is asked for.
-_told: ContextVar[dict[str, dict[str, Any]] | None] = ContextVar("told", default=None)
-_TYPES = {bool: "boolean", int: "integer", float: "number"}
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a class by name, its own before inherited ones."""
+    found: dict[str, Any] = {}
+    for each in kind.__mro__:
+        found = found | {name: hint for name, hint in get_annotations(each, eval_str=True).items() if name not in found}
+    return found
+
+
+def kind_of(hint: Any) -> tuple[Any, bool]:
+    """The type of a field's value, and whether there are several: of `int | None`, an int; of `Sequence[int]`, ints."""
+    return (*get_args(hint), hint)[0], get_origin(hint) is Sequence
 
 
 def described(owner: Any) -> list[dict[str, Any]]:
-    """The fields of a dataclass for a form: name, type, default, and the help text, choices and bounds that are known.
+    """The fields of a dataclass for a form: name, type, default, and the help text and bounds that are known."""
+    hints = hints_of(type(owner))
+    return [_described(item, hints[item.name]) for item in fields(owner) if item.init]
 
-    Bounds are what its class checks when it is built; it is built anew to hear them.
+
+def _described(item: Field[Any], hint: Any) -> dict[str, Any]:
+    kind, several = kind_of(hint)
+    name = ("integers" if kind is int else "texts") if several else _TYPES.get(kind, "text")
+    default = None if item.default is MISSING else list(item.default) if several else item.default
+    about = {key: value for key, value in item.metadata.items() if key == "help"} | item.metadata.get("bounds", {})
+    return {"name": item.name, "type": name, "optional": type(None) in get_args(hint), "default": default} | about
+
+
+def check_bounds(owner: Any, kind: Any = None) -> None:
+    """Every field keeps to its bounds, or is None if that is its default; a flag is true or false.
+
+    The fields are those of the owner, or of the dataclass `kind` that it stands for.
     """
-    with _listening() as told:
-        replace(owner)
-    hints: dict[str, Any] = {}
-    for kind in reversed(type(owner).__mro__):
-        hints |= get_annotations(kind, eval_str=True)
-    return [_described(item, hints[item.name]) | told.get(item.name, {}) for item in fields(owner) if item.init]
+    for item in fields(kind or owner):
+        value, bounds = getattr(owner, item.name), item.metadata.get("bounds", {})
+        if isinstance(item.default, bool) and not isinstance(value, bool):
+            raise WrongOption(item.name, f"must be true or false, got {value!r}")
+        if isinstance(item.default, tuple):
+            if item.default and not value:
+                raise WrongOption(item.name, "must not be empty")
+            for each in value:
+                checked(item.name, each, **bounds)
+        elif bounds and not (value is None and item.default is None):
+            object.__setattr__(owner, item.name, checked(item.name, value, **bounds))
 
 
-def _described(item: Any, hint: Any) -> dict[str, Any]:
-    optional = get_origin(hint) in (Union, types.UnionType)
-    kinds = [kind for kind in (get_args(hint) if optional else (hint,)) if kind is not type(None)]
-    listed = get_origin(kinds[0]) is Sequence
-    name = ("integers" if get_args(kinds[0]) == (int,) else "texts") if listed else _TYPES.get(kinds[0], "text")
-    default = None if item.default is MISSING else list(item.default) if listed else item.default
-    about = {"help": item.metadata["help"]} if "help" in item.metadata else {}
-    return {"name": item.name, "type": name, "optional": optional, "default": default} | about
-
-
-@contextmanager
-def _listening() -> Generator[dict[str, dict[str, Any]]]:
-    token = _told.set(found := {})
-    try:
-        yield found
-    finally:
-        _told.reset(token)
-
-
-def _tell(names: Sequence[str], **bounds: Any) -> None:
-    if (told := _told.get()) is not None:
-        told.update(dict.fromkeys(names, bounds))
-
-
-def check_number(owner: Any, *names: str, within: str, optional: bool = False) -> None:
-    """Each named field is a number in an interval such as `(0, 1]`, or None where that is allowed.
-
-    A whole number is stored as a float.
-    """
-    _tell(names, within=within)
-    low, high = (float(bound) for bound in within[1:-1].split(","))
-    for name in names:
-        value, number = getattr(owner, name), math.nan
-        if value is None and optional:
-            continue
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            try:
-                number = float(value)
-            except OverflowError as error:
-                raise WrongOption(name, f"is too large: {value!r:.40}...") from error
-        above_low = low < number or (within[0] == "[" and low == number)
-        below_high = number < high or (within[-1] == "]" and number == high)
-        if not (above_low and below_high):
-            wanted = f"of at least {low:g}" if within[0] == "[" and high == math.inf else f"in {within}"
-            raise WrongOption(name, f"must be a number {wanted}, got {value!r:.80}")
-        object.__setattr__(owner, name, number)
-
-
-def check_whole(owner: Any, *names: str, least: int, optional: bool = False) -> None:
-    """Each named field is a whole number of at least `least`, or None where that is allowed."""
-    _tell(names, least=least)
-    for name in names:
-        value = getattr(owner, name)
-        if value is None and optional:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise WrongOption(name, f"must be a whole number of at least {least}, got {value!r:.80}")
-
-
-def check_flag(owner: Any, *names: str) -> None:
-    """Each named field is true or false."""
-    for name in names:
-        value = getattr(owner, name)
-        if not isinstance(value, bool):
-            raise WrongOption(name, f"must be true or false, got {value!r}")
-
-
-def check_choice(owner: Any, name: str, choices: Sequence[str], *, optional: bool = False) -> None:
-    """The field is one of a few words, or None where that is allowed."""
-    _tell([name], choices=list(choices))
-    value = getattr(owner, name)
-    if value not in choices and not (optional and value is None):
+def checked(name: str, value: Any, *, within: str = "", least: int | None = None, choices: Sequence[str] = ()) -> Any:
+    """The value, if it keeps to the bounds. A number within an interval is given back as a float."""
+    if choices and value not in choices:
         raise UnknownName(name, str(value), choices)
+    if least is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise WrongOption(name, f"must be a whole number of at least {least}, got {value!r:.80}")
+    return _within(name, value, within) if within else value
+
+
+def _within(name: str, value: Any, within: str) -> float:
+    low, high = (float(bound) for bound in within[1:-1].split(","))
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise WrongOption(name, f"is too large: {value!r:.40}...") from error
+    above_low = low < number or (within[0] == "[" and low == number)
+    below_high = number < high or (within[-1] == "]" and number == high)
+    if not (above_low and below_high):
+        wanted = f"of at least {low:g}" if within[0] == "[" and high == math.inf else f"in {within}"
+        raise WrongOption(name, f"must be a number {wanted}, got {value!r:.80}")
+    return number

@@ -1,4 +1,4 @@
-"""Signs of life on stderr while a command works: bars on a terminal, a line now and then where there is none."""
+"""Signs of life on stderr while a command works: a bar on a terminal, a line now and then where there is none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from unmask.errors import counted
 from unmask.terminal import stderr
@@ -22,104 +22,98 @@ if TYPE_CHECKING:
 
 LOADING_S = 1.0  # of loading, before a bar is shown
 LINE_S = 30.0  # between two lines of progress where there is no terminal
+BAR = 20  # letters
+
+
+@contextmanager
+def _bar() -> Generator[Callable[..., None]]:
+    """Yields a function that shows a text, and the share that is done. It may be given the `seconds` so far.
+
+    Where nothing can be drawn, the text is a line if it is `due`, or if the last line is long ago.
+    """
+    console, began, said = stderr(), time.monotonic(), 0.0
+    columns = (BarColumn(BAR), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
+    task = bar.add_task("", total=None)
+
+    def show(text: str, share: float | None = None, *, seconds: float | None = None, due: bool = False) -> None:
+        nonlocal said
+        bar.update(task, description=text, completed=share, total=None if share is None else 1.0)
+        bar.start()
+        seconds = time.monotonic() - began if seconds is None else seconds
+        if not console.is_interactive and (due or seconds - said >= LINE_S):
+            console.print(f"unmask: {text}", markup=False)
+            said = seconds
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def _left(done: int | float, todo: int | float, seconds: float) -> str:
+    """The time left in words, if `done` took so many seconds; empty where there is nothing to tell from, or to do."""
+    return f", {timedelta(seconds=round(todo * seconds / done))} left" if done > 0 and todo > 0 else ""
 
 
 @contextmanager
 def loading(name: str) -> Generator[Callable[[int, int], None]]:
-    """A bar on stderr that counts bytes of weights; nothing where stderr is no terminal, or for a small model."""
-    console = stderr()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task, began = bar.add_task(f"loading {name}"), 0.0
+    """Counts bytes of weights; shows nothing for a small model."""
+    began = None
+    with _bar() as show:
 
-    def on_bytes(done: int, total: int) -> None:
-        nonlocal began
-        began = began or time.monotonic()
-        if time.monotonic() - began > LOADING_S:
-            bar.start()
-        bar.update(task, completed=done, total=total)
+        def on_bytes(done: int, total: int) -> None:
+            nonlocal began
+            began = began or time.monotonic()
+            seconds = time.monotonic() - began
+            if seconds > LOADING_S:
+                left = _left(done, total - done, seconds)
+                show(f"loading {name}, {decimal(done)} of {decimal(total)}{left}", done / total)
 
-    try:
         yield on_bytes
-    finally:
-        if bar.live.is_started:
-            bar.stop()
 
 
 @contextmanager
 def decoding(prompts: int) -> Generator[Callable[[StepEvent], None]]:
-    """A line on stderr that counts forward passes and committed tokens; nothing when stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("decoding", total=None)
-        passes = tokens = finished = 0
+    """Counts forward passes and committed tokens."""
+    passes = tokens = finished = 0
+    with _bar() as show:
+        show("decoding", 0.0)
 
         def on_step(event: StepEvent) -> None:
             nonlocal passes, tokens, finished
             passes += 1
             tokens += len(event.committed) - len(event.remasked)
             finished += event.finished
-            done = f"{finished} of {counted(prompts, 'prompt')} done"
             made = f"{counted(tokens, 'token')} in {counted(passes, 'pass')}"
-            bar.update(task, description=f"decoding: {made}, {done}")
+            show(f"decoding: {made}, {finished} of {counted(prompts, 'prompt')} done", finished / prompts)
 
         yield on_step
 
 
 @contextmanager
 def evaluating() -> Generator[dict[str, Callable[[Any], None]]]:
-    """A bar on stderr with an estimate of the time left; where stderr is no terminal, a line now and then.
-
-    Yields the listeners of a run by the names of its parameters.
-    """
-    console, labels = stderr(), dict[str, str]()
-    first, latest = dict[str, int](), dict[str, int]()  # items of a cell when it was first and last heard of
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left"))
-    # Cells differ in cost: a short look back would make the estimate jump.
-    options: dict[str, Any] = {"transient": True, "disable": not console.is_terminal, "speed_estimate_period": 600.0}
-    with Progress(*columns, console=console, **options) as bar:
-        task, began, said = bar.add_task("loading", total=1.0), time.monotonic(), time.monotonic()
-        began_at = 0.0  # share of the run
-
-        def say(line: str) -> None:
-            nonlocal said
-            said = time.monotonic()
-            if not console.is_terminal:
-                console.print(f"unmask: {line}", markup=False)
+    """Tells of cells, items and the time left. Yields the listeners of a run by the names of its parameters."""
+    labels, start = dict[str, str](), None
+    with _bar() as show:
 
         def on_load(model: str) -> None:
-            bar.update(task, description=f"loading {model}")
-            say(f"loading {model}")
+            show(f"loading {model}", due=True)
 
         def on_progress(now: EvalProgress) -> None:
-            nonlocal began, began_at
+            nonlocal start
             if now.cell.key not in labels:
                 labels.update(_labels_of(now.beside))
-            if not first:  # cells that were there before took no time
-                began, began_at = time.monotonic(), now.share
-            latest[now.cell.key] = now.done
-            decoded = sum(done - first.setdefault(key, done) for key, done in latest.items())
-            rate = decoded / max(1e-9, time.monotonic() - began)
+            began, share = start = start or (time.monotonic(), now.share)  # cells that were there before took no time
             reused = f" ({now.reused} reused)" if now.reused else ""
-            place = f", {rate:.3g} items/s on {now.status}" if now.status else ""
-            what = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {labels[now.cell.key]}"
-            items = counted(now.items, "item")
-            bar.update(task, completed=now.share, description=f"{what}, {now.done} of {items}{place}")
-            done = f"{100 * now.share:.0f} % done{_left(now.share - began_at, now.share, time.monotonic() - began)}"
-            if now.done == now.items:
-                say(f"{what}, {items}{place}, {done}")
-            elif time.monotonic() - said > LINE_S:
-                say(f"{what}, {now.done} of {items}{place}, {done}")
+            complete, items = now.done == now.items, counted(now.items, "item")
+            text = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {labels[now.cell.key]}, "
+            text += items if complete else f"{now.done} of {items}"
+            text += f", {now.status}" if now.status else ""
+            left = _left(now.share - share, 1.0 - now.share, time.monotonic() - began)
+            show(f"{text}, {100 * now.share:.0f} % done{left}", now.share, due=complete)
 
         yield {"on_progress": on_progress, "on_load": on_load}
-
-
-def _left(done: float, share: float, seconds: float) -> str:
-    """The time left in words, as far as `done`, the share that took these seconds, tells; empty where it does not."""
-    if done <= 0.0 or share >= 1.0:
-        return ""
-    return f", {timedelta(seconds=round((1.0 - share) * seconds / done))} left"
 
 
 def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
@@ -132,23 +126,15 @@ def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
 
 @contextmanager
 def batch() -> Generator[Callable[[BatchProgress], None]]:
-    """A bar on stderr with the rate and the time left; where stderr is no terminal, a line now and then."""
-    console, told = stderr(), -LINE_S
-    columns = (TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading the requests", total=None)
+    """Tells of requests, the rate and the time left."""
+    with _bar() as show:
 
         def on_progress(now: BatchProgress) -> None:
-            nonlocal told
             finished = now.before + now.done
-            line = f"{finished} of {counted(now.total, 'request')}"
-            if now.done:
-                left = timedelta(seconds=round((now.total - finished) * now.seconds / now.done))
-                line += f", {now.done / now.seconds:.1f} a second, {left} left"
-            bar.update(task, description=line, completed=finished, total=now.total)
-            if not console.is_terminal and now.seconds - told >= LINE_S:
-                console.print(f"unmask: {line}", markup=False)
-                told = now.seconds
+            rate = f", {now.done / now.seconds:.1f} a second" if now.done else ""
+            left = _left(now.done, now.total - finished, now.seconds)
+            text = f"{finished} of {counted(now.total, 'request')}{rate}{left}"
+            show(text, finished / max(1, now.total), seconds=now.seconds, due=not now.done)
 
         yield on_progress
 
@@ -156,11 +142,8 @@ def batch() -> Generator[Callable[[BatchProgress], None]]:
 def summary_of(batch: BatchProgress) -> str:
     """What a batch came to."""
     if not batch.done:
-        return (
-            "nothing left to do: the request is answered"
-            if batch.total == 1
-            else f"nothing left to do: all {batch.total} requests are answered"
-        )
+        answered = "the request is" if batch.total == 1 else f"all {batch.total} requests are"
+        return f"nothing left to do: {answered} answered"
     before = f"; {batch.before} {'was' if batch.before == 1 else 'were'} answered before" if batch.before else ""
     cost = f"{counted(batch.tokens, 'token')}, {counted(batch.passes, 'forward pass')}, {batch.seconds:.1f} s"
     return f"{counted(batch.done, 'request')}, {batch.failed} of them failed, {cost}{before}"

@@ -31,10 +31,8 @@ import builtins
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -43,6 +41,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 from unmask import cgroups, exam, jail, system_calls
 from unmask.errors import UnmaskError, WorkFailed
@@ -82,20 +82,15 @@ def run_many(
     """`run_tests` for many programs, each on its own, on all cores."""
     if not jobs:
         return []
-    contained = _contained()
+    contained = require()
     shares = min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1, -(-len(jobs) // JOBS_EACH))
 
     def judged(share: int) -> list[SandboxResult]:
-        return _judge_all(jobs[share::shares], timeout_s, memory_mib, contained)
+        return _judged(jobs[share::shares], timeout_s, memory_mib, contained)
 
     with ThreadPoolExecutor(shares) as pool:
         dealt = list(pool.map(judged, range(shares)))
     return [dealt[number % shares][number // shares] for number in range(len(jobs))]
-
-
-def require() -> None:
-    """Raise `NoSandbox` now if code could not be run later, after hours of decoding, say."""
-    _contained()
 
 
 @contextlib.contextmanager
@@ -108,8 +103,8 @@ def allow_unsandboxed() -> Generator[None, None, None]:
         _unsandboxed_allowed.reset(token)
 
 
-def _contained() -> bool:
-    """Whether code will run in bubblewrap; raises where it would have to run without and may not."""
+def require() -> bool:
+    """Whether code will run in bubblewrap; raises `NoSandbox` where it would have to run without, and may not."""
     if not (obstacle := _obstacle(shutil.which("bwrap"))):
         return True
     if not _unsandboxed_allowed.get():
@@ -126,89 +121,61 @@ def _obstacle(bubblewrap: str | None) -> str:
     if bubblewrap is None:
         return "bubblewrap is not installed"
     try:
-        _Judge(TIMEOUT_S, MEMORY_MIB, contained=True).close()
+        with _judge(TIMEOUT_S, MEMORY_MIB, contained=True):
+            return ""
     except WorkFailed as error:
         return f"bubblewrap is there but {error}"
-    return ""
 
 
-def _judge_all(
+def _judged(
     jobs: Sequence[tuple[str, Sequence[str]]], timeout_s: float, memory_mib: int, contained: bool
 ) -> list[SandboxResult]:
-    results = []
-    judge: _Judge | None = None
-    try:
-        for code, tests in jobs:
-            judge = judge or _Judge(timeout_s, memory_mib, contained=contained)
-            results.append(judge.result(code, tests))
-            if not judge.usable:
-                judge.close()
-                judge = None
-    finally:
-        if judge:
-            judge.close()
+    """The verdicts of one judge, or of several: after a program that takes its judge down, the next one has another."""
+    results: list[SandboxResult] = []
+    while len(results) < len(jobs):
+        with _judge(timeout_s, memory_mib, contained=contained) as judge:
+            for code, tests in jobs[len(results) :]:
+                try:
+                    judge.send_bytes(json.dumps({"code": code, "tests": tests, "own": _own(tests)}).encode())
+                    reason = exam.receive(judge, timeout_s * (len(tests) + 2) + START_S).decode(errors="replace")
+                except (EOFError, OSError):
+                    results.append(SandboxResult(passed=False, reason="crashed"))
+                    break
+                results.append(SandboxResult(passed=reason == "passed", reason=reason))
     return results
 
 
-class _Judge:
-    """An interpreter that runs `jail.py`, contained or not."""
-
-    def __init__(self, timeout_s: float, memory_mib: int, *, contained: bool) -> None:
-        self.timeout_s, self.usable = timeout_s, True
-        self.folder = tempfile.TemporaryDirectory(prefix="unmask-sandbox-")
-        ours, theirs = socket.socketpair()
-        self.channel = exam.Channel(ours)
-        python = os.path.realpath(sys.executable)
-        inside = "/judge" if contained else self.folder.name
-        start = f"import sys; sys.path.append({inside!r}); from unmask.jail import serve"
-        start += f"; serve({timeout_s!r}, {memory_mib!r}, {contained!r})"
-        command = [*(_bubblewrap(python) if contained else ()), python, "-I", "-S", "-c", start]
-        if not contained:
-            os.mkdir(f"{inside}/unmask")
-            for path in _judge_files():
-                shutil.copy(path, f"{inside}/unmask")
+@contextlib.contextmanager
+def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[Connection]:
+    """A connection to an interpreter that runs `jail.py`, contained or not."""
+    python, here = os.path.realpath(sys.executable), os.path.dirname(os.path.dirname(_judge_files()[0]))
+    start = f"import sys; sys.path.append({'/judge' if contained else here!r}); from unmask.jail import serve"
+    start += f"; sys.path.pop(); serve({timeout_s!r}, {memory_mib!r}, {contained!r})"
+    command = [*(_bubblewrap(python) if contained else ()), python, "-I", "-S", "-c", start]
+    with contextlib.ExitStack() as ending:
+        folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="unmask-sandbox-"))
         # Code, tests and judge each need some; the folder in memory counts as well.
         if groups := cgroups.make(jail.TASKS, 2 * memory_mib + SPARE_MIB):
             command = [*cgroups.ENTER, "sh", *map(str, groups), "--", *command]
-        self.groups = groups
-        with theirs, tempfile.TemporaryFile() as complaints:
-            self.process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=complaints,
-                cwd=self.folder.name,
-                env={},
-                start_new_session=True,
-            )
-            theirs.close()
-            try:
-                allowed = [system_calls.program(os.uname().machine, threads=threads) for threads in (True, False)]
-                self.channel.send(json.dumps([each.hex() for each in allowed if each]).encode())
-                self.channel.receive(START_S)
-            except (EOFError, TimeoutError):
-                self.close()
-                complaints.seek(0)
-                told = complaints.read().decode(errors="replace").strip().splitlines()
-                raise WorkFailed(f"the sandbox did not start: {told[-1] if told else 'no word from it'}") from None
-
-    def result(self, code: str, tests: Sequence[str]) -> SandboxResult:
-        """The verdict on one program: 'crashed' if it took the judge down with it."""
+            ending.callback(cgroups.remove, groups)
+        ours, theirs = map(ending.enter_context, Pipe())
+        streams: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        process: Any = subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **streams)
+        ending.enter_context(process)
+        ending.callback(_kill, process)
+        theirs.close()
         try:
-            self.channel.send(json.dumps({"code": code, "tests": tests, "own": _own(tests)}).encode())
-            reason = self.channel.receive(self.timeout_s * (len(tests) + 2) + START_S).decode(errors="replace")
-        except (EOFError, TimeoutError):
-            self.usable = False
-            reason = "crashed"
-        return SandboxResult(passed=reason == "passed", reason=reason)
+            exam.receive(ours, START_S)
+        except (EOFError, OSError):
+            _kill(process)
+            told = process.communicate()[1].decode(errors="replace").strip().splitlines()
+            raise WorkFailed(f"the sandbox did not start: {told[-1] if told else 'no word from it'}") from None
+        yield ours
 
-    def close(self) -> None:
-        self.channel.end.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        cgroups.remove(self.groups)
-        self.folder.cleanup()
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    if process.poll() is None:  # else its number may be another's by now
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _bubblewrap(python: str) -> list[str]:
@@ -231,15 +198,13 @@ def _bubblewrap(python: str) -> list[str]:
 
 
 def _judge_files() -> list[str]:
-    return [os.path.realpath(str(module.__file__)) for module in (jail, exam)]
+    return [os.path.realpath(str(module.__file__)) for module in (jail, exam, system_calls)]
 
 
 def _own(tests: Sequence[str]) -> list[str]:
     """The names of builtins that mean the answer's: those in tests that use no other names."""
-    if _CALLABLES.isdisjoint(re.findall(r"\w+", "\n".join(tests))):
-        return []
-    names = set[str]()
-    for test in tests:
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-            names |= {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
-    return sorted(names) if names <= _CALLABLES else []
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        trees = [ast.parse(test) for test in tests]
+        names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        return sorted(names) if names <= _CALLABLES else []
+    return []

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from unmask import policies
-from unmask.bench.serve_workload import ServeWorkload
+from unmask.bench.workload import ServeWorkload
 from unmask.engine.generator import Generator as Llm
 from unmask.engine.plan import preset_name
 from unmask.errors import UnmaskError, WorkFailed

@@ -6,11 +6,13 @@ Knows nothing of torch, so that the command line can show its flags at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from typing import Any, TypedDict, Unpack
 
 from unmask.errors import WrongOption, check_known
-from unmask.options import check_choice, check_flag, check_number, check_whole, documented, option
+from unmask.options import check_bounds, documented, option
 
 CACHES = ("none", "prefix", "dual", "exact")
 MOST_GUIDANCE = 1000  # beyond it, logits overflow
@@ -46,34 +48,39 @@ class SettingsFields(TypedDict, total=False):
 class Settings:
     """Everything about one generation that is not the model, the prompt or the policy."""
 
-    max_tokens: int | None = option(None, "Tokens to generate; default: the checkpoint's, else 256.")
-    block_size: int | None = option(None, "Positions per block; default: the checkpoint's, else the policy's, else 32.")
+    max_tokens: int | None = option(None, "Tokens to generate; default: the checkpoint's, else 256.", least=1)
+    block_size: int | None = option(
+        None, "Positions per block; default: the checkpoint's, else the policy's, else 32.", least=1
+    )
     sliding: float = option(
-        1.0, "Keep two blocks open, and open one more when this share of the newest is committed; 1: one block only."
+        1.0,
+        "Keep two blocks open, and open one more when this share of the newest is committed; 1: one block only.",
+        within="(0, 1]",
     )
     verify: int = option(
         0,
         "Guesses of coming states that each pass predicts beside the row; a guess that comes true saves a pass."
         " The tokens stay the same.",
+        least=0,
     )
-    temperature: float = option(0.0, "0 takes the likeliest token; above 0 draws one.")
-    top_p: float = option(1.0, "Draw from the likeliest tokens that hold this much probability.")
-    top_k: int = option(0, "Draw from this many likeliest tokens; 0: all.")
-    seed: int = option(0, "Seed of every draw; each prompt of a batch starts from it.")
+    temperature: float = option(0.0, "0 takes the likeliest token; above 0 draws one.", within="[0, inf)")
+    top_p: float = option(1.0, "Draw from the likeliest tokens that hold this much probability.", within="(0, 1]")
+    top_k: int = option(0, "Draw from this many likeliest tokens; 0: all.", least=0)
+    seed: int = option(0, "Seed of every draw; each prompt of a batch starts from it.", least=0)
     cache: str | None = option(
         None,
         "Keys and values reused between passes: none, prefix, dual or exact; default: exact for block-causal models.",
-        metavar="NAME",
+        choices=CACHES,
     )
     refresh: str = option(
         "block",
         "When a cache is recomputed: block, blocks:N for every N blocks, or drift:X when states have moved by X.",
         metavar="WHEN",
     )
-    stop: Sequence[str] = option((), "Cut the text before this string (may be repeated).")
-    stop_token_ids: Sequence[int] = option((), "Cut the text before this token id (may be repeated).")
+    stop: Sequence[str] = option((), "Cut the text before this string (may be repeated).", metavar="TEXT")
+    stop_token_ids: Sequence[int] = option((), "Cut the text before this token id (may be repeated).", least=0)
     early_stop: bool = option(False, "Stop decoding after the block in which the text ends.")
-    cfg_scale: float = option(0.0, "Classifier-free guidance; 0: off.")
+    cfg_scale: float = option(0.0, "Classifier-free guidance; 0: off.", within=f"[0, {MOST_GUIDANCE}]")
     suppress_mask_token: bool = option(True, "Never propose the mask token.")
     logits_eos_inf: bool = option(False, "Never propose the end-of-text token.")
     confidence_eos_eot_inf: bool = option(False, "Commit end-of-text and end-of-turn last.")
@@ -87,27 +94,17 @@ class Settings:
             if value is not None and not isinstance(value, Sequence):
                 raise WrongOption(name, f"must be a list, got {value!r}")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
-        check_whole(self, "max_tokens", "block_size", least=1, optional=True)
-        check_whole(self, "top_k", "seed", "verify", least=0)
+        check_bounds(self)
         if self.verify > MOST_GUESSES:
             raise WrongOption("verify", f"must be at most {MOST_GUESSES}, got {self.verify}")
         if self.seed >= 2**63:
             raise WrongOption("seed", f"must be below 2**63, got {self.seed}")
-        check_number(self, "temperature", within="[0, inf)")
-        check_number(self, "cfg_scale", within=f"[0, {MOST_GUIDANCE}]")
-        check_number(self, "top_p", within="(0, 1]")
-        check_number(self, "sliding", within="(0, 1]")
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise WrongOption("temperature", f"must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
-        check_choice(self, "cache", CACHES, optional=True)
         self._refresh()  # raises on a malformed value
         for text in self.stop:
             if not (isinstance(text, str) and text):
                 raise WrongOption("stop", f"must hold strings that are not empty, got {text!r:.80}")
-        for token in self.stop_token_ids:
-            if not (type(token) is int and token >= 0):
-                raise WrongOption("stop_token_ids", f"must hold token ids, got {token!r:.80}")
-        check_flag(self, *(item.name for item in fields(self) if isinstance(item.default, bool)))
 
     @property
     def blocks_per_refresh(self) -> int | None:
@@ -123,10 +120,11 @@ class Settings:
         if self.refresh == "block":
             return 1, None
         kind, _, value = str(self.refresh).partition(":")
-        if kind == "blocks" and value.isdecimal() and len(value) < 10 and int(value) >= 1:
-            return int(value), None
-        if kind == "drift" and 0.0 < _number(value) < float("inf"):
-            return None, float(value)
+        with suppress(ValueError):
+            if kind == "blocks" and value.isdecimal() and 1 <= int(value) < 10**9:
+                return int(value), None
+            if kind == "drift" and 0.0 < float(value) < inf:
+                return None, float(value)
         forms = "'block' or 'blocks:N' with N of at least 1, or 'drift:X' with X above 0"
         raise WrongOption("refresh", f"must be {forms}, got {self.refresh!r:.80}")
 
@@ -143,11 +141,3 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as JSON and YAML know it."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-
-def _number(text: str) -> float:
-    """The number that the text says, or NaN."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

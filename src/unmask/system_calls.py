@@ -69,9 +69,8 @@ def program(machine: str, *, threads: bool) -> bytes | None:
     for call in (numbers[column] for group in (_ITSELF, _FILES, _WAITING) for numbers in group.values()):
         lines += [_line(_EQUAL, call, 0, 1), _line(_GIVE, _ALLOW)] if call >= 0 else []
     lines += _only(_FCNTL[column], 1, _FCNTLS) + _only(_IOCTL[column], 1, _IOCTLS)
-    lines += _only(_SENDTO[column], 4, (0,), pointer=True) + _only(
-        _PRLIMIT[column], 0, (0,)
-    )  # to the peer; its own limits
+    lines += _only(_SENDTO[column], 4, (0,), pointer=True)  # to the peer
+    lines += _only(_PRLIMIT[column], 0, (0,))  # its own limits
     lines += _only(_CLONE[column], 0, _THREADS) if threads else []
     lines += [_line(_AT_LEAST, _NEW, 0, 1), _line(_GIVE, _UNKNOWN), _line(_GIVE, _REFUSE)]
     return b"".join(lines)

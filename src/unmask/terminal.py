@@ -1,12 +1,11 @@
-"""What a user reads and types: text as it is decoded, notes, a conversation. Only text goes to stdout."""
+"""What a user reads: text as it is decoded, and notes. Only text goes to stdout."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,10 +14,8 @@ from unmask.errors import UnmaskError, counted
 from unmask.live import CanvasView, decoded, visible
 
 if TYPE_CHECKING:
-    from unmask.conversation import Conversation
     from unmask.engine.generator import Generator as Model
     from unmask.engine.scheduler import Request
-    from unmask.evals.run import Finished
     from unmask.types import Output
 
 
@@ -29,8 +26,7 @@ def stderr() -> Console:
 
 def watches(wanted: bool | None, *, prompts: int = 1, as_json: bool = False) -> bool:
     """Whether to draw the canvas as it fills, on stderr: if it is wanted, or by default for one text on a terminal."""
-    console = stderr()
-    able = console.is_terminal and not console.is_dumb_terminal
+    able = stderr().is_interactive
     if wanted is None:
         return able and prompts == 1 and not as_json and is_terminal(sys.stdout)
     if wanted and prompts > 1:
@@ -78,55 +74,3 @@ def note(message: str | None) -> None:
     """Something worth knowing, on stderr."""
     if message:
         stderr().print(f"unmask: {message}", style="dim", markup=False)
-
-
-def status(message: str) -> AbstractContextManager[Any]:
-    """A sign of life on stderr while something long runs."""
-    return Console(stderr=True).status(message)
-
-
-def converse(talk: Conversation, about: Callable[[list[str]], str | None], *, live: bool) -> None:
-    """Read lines from the user until the end of input; answers are shown, commands and errors go to stderr.
-
-    `about` gives a note on prompts that the model was not trained for; the note is shown once.
-    """
-    interactive, told, aside = is_terminal(sys.stdin), None, stderr()
-    if interactive:
-        with suppress(ImportError):  # Windows
-            import readline  # noqa: F401  (line editing and history for input())
-
-        commands = "/reset forgets the conversation, /help lists the commands; end of input or /quit leaves"
-        aside.print(commands, style="dim")
-    while True:
-        try:
-            line = input("> " if interactive else "").strip()
-        except EOFError:
-            return
-        if line.split()[:1] == ["/quit"]:
-            return
-        try:
-            if line.startswith("/"):
-                aside.print(talk.command(line), markup=False)
-            elif line:
-                if told is None:
-                    note(told := about([line]))
-                output = show_answer(talk.llm, talk.request(line), live=live)
-                talk.remember(line, output.text)
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            aside.print("\ninterrupted; the conversation goes on as before")
-        except UnmaskError as error:
-            if not interactive:
-                raise
-            aside.print(f"unmask: {error}", markup=False)
-
-
-def note_finished(run: Finished, folder: Path) -> None:
-    """What came of a run beside its numbers: cells that were there before, and what changed since."""
-    if run.reused:
-        note(f"cells reused: {', '.join(f'{count} from {name}' for name, count in run.reused.items())}")
-    elif not run.new_cells:
-        note(f"nothing left to do: {folder} is complete")
-    if run.changed:
-        note(f"since it was measured, the {' and '.join(run.changed)} changed; --fresh measures it anew")

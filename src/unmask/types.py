@@ -37,7 +37,7 @@ class StepView:
         tokens: What stands in the block before this pass.
         decoded: Positions filled earlier in this generation, so a policy may open them again.
         start: Absolute position of the first column; default 0.
-        step: Passes already spent on this block; default 0.
+        step: Decisions already made in this block, one a pass unless guesses are verified; default 0.
         remaining: Masks left in the row; default: those of the block.
         total: Masks the row began with; default k.
         uniform: Fresh uniform numbers from the row's own seed.

@@ -7,8 +7,7 @@ from doubles import Watched, tiny_config
 
 import unmask
 from unmask import policies
-from unmask.bench.load import Load, default_policy, loads_of
-from unmask.bench.passes import run_passes
+from unmask.bench.load import Load, default_policy, loads_of, run_passes
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
 from unmask.errors import OutOfMemory, UnmaskError
@@ -97,9 +96,9 @@ def test_prompts_are_random_ids_without_masks_and_the_same_each_time():
     [
         ({"caches": ("dual", "duel")}, "unknown cache 'duel'; did you mean 'dual'"),
         ({"refreshes": ("block", "often")}, "refresh must be 'block' or 'blocks:N'"),
-        ({"prompt_tokens": (5, 0)}, "prompt_tokens must be at least 1, got 0"),
-        ({"batches": (0,)}, "batch must be at least 1, got 0"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"prompt_tokens": (5, 0)}, "prompt_tokens must be a whole number of at least 1, got 0"),
+        ({"batches": (0,)}, "batches must be a whole number of at least 1, got 0"),
+        ({"repeats": 0}, "repeats must be a whole number of at least 1, got 0"),
         ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
     ],
 )
@@ -110,7 +109,7 @@ def test_a_workload_that_makes_no_sense_is_refused_before_a_model_is_opened(chan
 
 def test_a_request_that_does_not_fit_the_model_is_refused():
     model = random_model(tiny_config("llada"))
-    with pytest.raises(UnmaskError, match="200 prompt tokens and 64 to generate are more than the 256 positions"):
+    with pytest.raises(UnmaskError, match="200 tokens and 64 to generate are more than the 256 positions"):
         loads_of(Workload(prompt_tokens=(10, 200), max_tokens=64), model)
 
 
@@ -137,7 +136,7 @@ def test_without_a_cache_there_is_nothing_to_refresh():
 def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
     model, toy = random_model(tiny_config("llada")), unmask.load("toy", device="cpu").model
     sizes = {"prompt_tokens": (64,), "batches": (1000,), "max_tokens": 64}
-    monkeypatch.setattr("unmask.models.checkpoint.memory.free_memory", lambda device: 2**40)
+    monkeypatch.setattr("unmask.models.device.free_memory", lambda device: 2**40)
     (asked,) = loads_of(Workload(**sizes, caches=("none",)), model)
     (cached,) = loads_of(Workload(**sizes, caches=("dual",)), model)
     # numbers of a position: two states, and what the feed-forward layer makes of them; with a cache keys and values
@@ -145,12 +144,10 @@ def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
     needed = 4 * numbers * (2 * shape.width + 4 * shape.hidden)
     stored = 4 * numbers * 2 * shape.n_layers * shape.n_kv_heads * shape.head_width
     for free, refused in ((needed, [cached]), (needed - 1, [asked, cached]), (needed + stored, [])):
-        monkeypatch.setattr("unmask.models.checkpoint.memory.free_memory", lambda device, free=free: free)
+        monkeypatch.setattr("unmask.models.device.free_memory", lambda device, free=free: free)
         for one in (asked, cached):
             with pytest.raises(OutOfMemory, match="batch 1000") if one in refused else nullcontext():
                 one.plan(model)
-    monkeypatch.setattr(
-        "unmask.models.checkpoint.memory.free_memory", lambda device: 4 * numbers * toy.spec.vocab_size - 1
-    )
+    monkeypatch.setattr("unmask.models.device.free_memory", lambda device: 4 * numbers * toy.spec.vocab_size - 1)
     with pytest.raises(OutOfMemory, match="use a smaller batch or fewer tokens"):
         asked.plan(toy)

@@ -3,43 +3,49 @@ import json
 import pytest
 import torch
 
-from unmask.bench.naive_rule import naive_commit
-from unmask.bench.rule import bench_rule, example_logits
+from unmask.bench.rule import bench_rule, example_logits, naive_commit
+from unmask.bench.workload import RuleWorkload
 from unmask.errors import OutOfMemory, UnmaskError
 from unmask.rules import mean_field_commit
 
 
 def test_every_size_is_measured_and_compared():
-    timings = bench_rule(positions=(1, 6), vocabularies=(50, 400), batches=(1, 3), repeats=1)
-    sizes = [(timing.vocabulary, timing.batch, timing.positions) for timing in timings]
+    timings = bench_rule(RuleWorkload(positions=(1, 6), vocabularies=(50, 400), batches=(1, 3), repeats=1))
+    sizes = [(timing.figures["vocabulary"], timing.figures["batch"], timing.figures["positions"]) for timing in timings]
     assert sizes == [(v, b, m) for v in (50, 400) for b in (1, 3) for m in (1, 6)]
     for timing in timings:
-        assert timing.ours_ms > 0
-        assert (timing.dtype, timing.copies) == ("float32", 1)
-        assert timing.speedup == pytest.approx(timing.naive_ms / timing.ours_ms)
-        assert max(timing.ours_error, timing.naive_error, timing.difference) < 1e-5
-        assert timing.same_commits
+        assert timing.figures["ours_ms"] > 0
+        assert (timing.figures["dtype"], timing.figures["copies"]) == ("float32", 1)
+        assert timing.figures["speedup"] == pytest.approx(timing.figures["naive_ms"] / timing.figures["ours_ms"])
+        assert max(timing.figures["ours_error"], timing.figures["naive_error"], timing.figures["difference"]) < 1e-5
+        assert timing.figures["same_commits"]
 
 
 def test_a_timing_is_plain_data():
-    (timing,) = bench_rule(positions=(3,), vocabularies=(40,), repeats=1, seed=7, dtype="bfloat16")
-    plain = json.loads(json.dumps(timing.to_dict()))
+    (timing,) = bench_rule(RuleWorkload(positions=(3,), vocabularies=(40,), repeats=1, seed=7, dtype="bfloat16"))
+    plain = json.loads(json.dumps(timing.figures))
     assert (plain["dtype"], plain["device"], plain["seed"], plain["repeats"]) == ("bfloat16", "cpu", 7, 1)
     assert plain["threads"] == torch.get_num_threads()
-    assert plain["speedup"] == timing.speedup
+    assert plain["speedup"] == timing.figures["speedup"]
 
 
 def test_the_printed_formula_is_left_out_on_request():
-    (timing,) = bench_rule(positions=(3,), vocabularies=(40,), repeats=1, naive=False)
-    assert timing.ours_ms > 0
-    assert timing.naive_ms is timing.naive_memory_mib is timing.speedup is timing.same_commits is None
+    (timing,) = bench_rule(RuleWorkload(positions=(3,), vocabularies=(40,), repeats=1, naive=False))
+    assert timing.figures["ours_ms"] > 0
+    assert (
+        timing.figures["naive_ms"]
+        is timing.figures["naive_memory_mib"]
+        is timing.figures["speedup"]
+        is timing.figures["same_commits"]
+        is None
+    )
 
 
 def test_memory_of_the_rule_stays_far_below_that_of_the_printed_formula():
-    (timing,) = bench_rule(positions=(12,), vocabularies=(60_000,), repeats=1)
-    if timing.ours_memory_mib is None:
+    (timing,) = bench_rule(RuleWorkload(positions=(12,), vocabularies=(60_000,), repeats=1))
+    if timing.figures["ours_memory_mib"] is None:
         pytest.skip("this system does not tell how much memory was used")
-    assert timing.ours_memory_mib < timing.naive_memory_mib / 2
+    assert timing.figures["ours_memory_mib"] < timing.figures["naive_memory_mib"] / 2
 
 
 def test_the_yardstick_commits_what_the_rule_commits():
@@ -53,18 +59,18 @@ def test_the_yardstick_commits_what_the_rule_commits():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"positions": (4, 0)}, "positions must be at least 1, got 0"),
-        ({"batches": (0,)}, "batch must be at least 1, got 0"),
-        ({"vocabularies": ()}, "vocabulary must be at least 2, got none"),
-        ({"repeats": 0}, "repeats must be at least 1"),
+        ({"positions": (4, 0)}, "positions must be a whole number of at least 1, got 0"),
+        ({"batches": (0,)}, "batches must be a whole number of at least 1, got 0"),
+        ({"vocabularies": ()}, "vocabularies must not be empty"),
+        ({"repeats": 0}, "repeats must be a whole number of at least 1"),
         ({"dtype": "float23"}, "unknown dtype 'float23'; did you mean 'float32'"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(options, complaint):
     with pytest.raises(UnmaskError, match=complaint) as error:
-        bench_rule(**options)
+        bench_rule(RuleWorkload(**options))
     assert "\n" not in str(error.value)
 
 
@@ -75,17 +81,17 @@ def test_a_size_that_does_not_fit_is_refused_before_anything_is_made(monkeypatch
     monkeypatch.setattr("unmask.bench.rule.example_logits", never)
     for options in ({"positions": (4, 10**7)}, {"positions": (10**7,), "vocabularies": (2,)}, {"batches": (10**8,)}):
         with pytest.raises(OutOfMemory, match=r"needs .* on cpu, but .* use fewer positions") as error:
-            bench_rule(**options)
+            bench_rule(RuleWorkload(**options))
         assert "\n" not in str(error.value)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_device_is_timed_without_the_host_in_bfloat16_and_beyond_its_cache():
-    one, several = bench_rule(positions=(8,), batches=(1, 2), repeats=2, device="cuda")
-    assert (one.dtype, several.batch) == ("bfloat16", 2)
-    assert one.copies > several.copies > 1
+    one, several = bench_rule(RuleWorkload(positions=(8,), batches=(1, 2), repeats=2, device="cuda"))
+    assert (one.figures["dtype"], several.figures["batch"]) == ("bfloat16", 2)
+    assert one.figures["copies"] > several.figures["copies"] > 1
     for timing in (one, several):
-        assert 0 < timing.ours_ms < timing.naive_ms
-        assert max(timing.ours_error, timing.naive_error) < 1e-4
-        assert timing.same_commits
+        assert 0 < timing.figures["ours_ms"] < timing.figures["naive_ms"]
+        assert max(timing.figures["ours_error"], timing.figures["naive_error"]) < 1e-4
+        assert timing.figures["same_commits"]

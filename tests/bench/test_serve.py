@@ -17,11 +17,10 @@ from serve.servers import running
 
 import unmask
 from unmask import cli
-from unmask.bench.serve import bench_serve, lone_answer
-from unmask.bench.serve_client import Client
-from unmask.bench.serve_requests import Ask, asks_of
-from unmask.bench.serve_watch import Held, growth_of, held_by
-from unmask.bench.serve_workload import ServeWorkload
+from unmask.bench.measure import Held, growth_of, held_by
+from unmask.bench.serve import ENDS, bench_serve, lone_answer
+from unmask.bench.serve_client import Ask, Client, asks_of
+from unmask.bench.workload import ServeWorkload
 
 QUIET: dict[str, Any] = {"share_streamed": 0.0, "share_cancelled": 0.0, "share_bad": 0.0}
 CLEAN = {"wrong": 0, "lost": 0, "doubled": 0}
@@ -38,7 +37,7 @@ def test_a_good_server_gives_every_client_its_lone_answer(make_llada: Callable[.
     workload = ServeWorkload(clients=8, requests=4, prompt_tokens=24, max_tokens=8)
     with running(llm, settings=workload.settings()) as found:
         timing = bench_serve(workload, url=found.url, llm=llm)
-    figures = timing.to_dict()
+    figures = timing.figures
     assert timing.failed == ""
     assert {end: figures[end] for end in CLEAN} == CLEAN
     assert figures["compared"] == figures["answered"] > 20
@@ -75,7 +74,7 @@ def test_plain_requests_are_alike_and_decode_every_position(toy: unmask.Generato
     }
     with running(toy) as found:
         timing = bench_serve(workload, url=found.url, llm=toy, parameters={"passes": 2})
-    figures = timing.to_dict()
+    figures = timing.figures
     assert (figures["answered"], figures["wrong"]) == (8, 0)
     assert figures["tokens_per_s"] * figures["seconds"] == pytest.approx(6 * 8)
 
@@ -85,8 +84,8 @@ def test_requests_beyond_the_queue_are_refused_and_no_fault(toy: unmask.Generato
     with running(toy, max_queue=2, max_batch_size=1) as found:
         timing = bench_serve(workload, url=found.url, llm=toy)
     assert timing.failed == ""
-    assert timing.ends["refused"] > 0
-    assert timing.ends["answered"] + timing.ends["refused"] + timing.ends["wrong"] == 12 + 36
+    assert timing.figures["refused"] > 0
+    assert timing.figures["answered"] + timing.figures["refused"] + timing.figures["wrong"] == 12 + 36
 
 
 def whole(answer: Any, number: int) -> dict[str, Any]:
@@ -182,8 +181,8 @@ def test_what_a_server_does_to_an_answer_is_counted(fault: str, toy: unmask.Gene
     workload = ServeWorkload(clients=2, requests=2, **QUIET | {"share_streamed": float(streamed)})
     with stub(toy, spoil) as url:
         timing = bench_serve(workload, url=url, llm=toy)
-    assert timing.ends[end] >= 5, timing.faults
-    assert set(timing.ends) <= {end, "answered"}, timing.faults
+    assert timing.figures[end] >= 5, timing.figures["faults"]
+    assert {each for each in ENDS if timing.figures[each]} <= {end, "answered"}, timing.figures["faults"]
     assert bool(timing.failed) == (end != "answered")
 
 

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from doubles import Watched, continuing, fill, tiny_config
 
 from unmask import policies
-from unmask.bench.load import Load
-from unmask.bench.passes import MIXED, run_passes
-from unmask.bench.step import bench_step
+from unmask.bench.decoding import bench_step
+from unmask.bench.load import MIXED, Load, run_passes
 from unmask.bench.workload import Workload
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from unmask.errors import CheckpointError
-from unmask.models.checkpoint import fingerprint as module
-from unmask.models.checkpoint.fingerprint import fingerprint
+from unmask.models.checkpoint import folder as module
+from unmask.models.checkpoint.folder import fingerprint
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from unmask.errors import CheckpointError, UnmaskError
-from unmask.models.checkpoint.fingerprint import fingerprint
+from unmask.models.checkpoint.folder import fingerprint
 from unmask.models.checkpoint.loading import load_model
 
 MakeFolder = Callable[..., Path]

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import errors
 
 from unmask.errors import CheckpointError
-from unmask.models.checkpoint import hub
+from unmask.models.checkpoint import folder
 from unmask.models.checkpoint.loading import load_model
 
 NAME = "GSAI-ML/LLaDA-8B-Instruct"
@@ -51,8 +51,11 @@ def failing(kind: type[Exception], message: str) -> Exception:
             "it is gated; accept its terms on its hub page, and set HF_TOKEN (in Python, token= does too)",
         ),
         (failing(errors.RevisionNotFoundError, "404"), "the repository has no revision 'v9'"),
-        (failing(errors.HfHubHTTPError, "500 Server Error\nRequest ID: 1"), "the hub answered: 500 Server Error"),
-        (ConnectionError("no route\nto host"), "the download failed: no route"),
+        (
+            failing(errors.HfHubHTTPError, "500 Server Error\nID: 1"),
+            "the download failed: 500 Server Error ID: 1",
+        ),
+        (ConnectionError("no route\nto host"), "the download failed: no route to host"),
         (TimeoutError(), "the download failed: TimeoutError"),
     ],
 )
@@ -60,7 +63,7 @@ def test_each_failure_of_the_hub_is_one_line(monkeypatch: pytest.MonkeyPatch, er
     def fail(*args: Any, **options: Any) -> str:
         raise error
 
-    monkeypatch.setattr(hub, "snapshot_download", fail)
+    monkeypatch.setattr(folder, "snapshot_download", fail)
     assert refusal(revision="v9") == f"cannot load '{NAME}': {reason}"
 
 
@@ -71,7 +74,7 @@ def test_only_data_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, llada_f
         asked.update(options, name=name)
         return str(llada_folder)
 
-    monkeypatch.setattr(hub, "snapshot_download", serve)
+    monkeypatch.setattr(folder, "snapshot_download", serve)
     loaded = load_model(NAME, device="cpu", revision="main", token="secret", cache_dir="cache")
     assert loaded.model.spec.name == NAME
     assert asked == {

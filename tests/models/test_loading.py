@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from unmask.errors import CheckpointError, UnknownName, UnmaskError
-from unmask.models.checkpoint import loading
+from unmask.models.checkpoint import folder
 from unmask.models.checkpoint.loading import load_model
 from unmask.models.device import choose_device
 from unmask.models.transformer import Transformer
@@ -146,12 +146,12 @@ def test_toy_needs_no_folder() -> None:
 
 
 def test_tiny_loads_like_any_folder(monkeypatch: pytest.MonkeyPatch, llada_folder: Path) -> None:
-    monkeypatch.setattr(loading, "TINY", llada_folder)
+    monkeypatch.setattr(folder, "TINY", llada_folder)
     assert load_model("tiny", device="cpu").model.spec.name == "tiny"
 
 
 def test_tiny_missing_from_an_installation_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(loading, "TINY", tmp_path)
+    monkeypatch.setattr(folder, "TINY", tmp_path)
     assert refusal("tiny") == "the embedded model 'tiny' is not part of this installation; use 'toy' or a checkpoint"
 
 

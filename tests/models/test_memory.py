@@ -9,7 +9,7 @@ import torch
 
 from unmask.bench.subject import PUBLISHED
 from unmask.errors import OutOfMemory
-from unmask.models.checkpoint import memory
+from unmask.models import device
 from unmask.models.checkpoint.loading import load_model
 from unmask.models.random_weights import random_model
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 2**26)
+    monkeypatch.setattr(device, "free_memory", lambda _: 2**26)
     config = PUBLISHED["llada-8b"] | {"n_layers": 1}  # 1.25 billion weights, of which 1.04 are embedding and head
     with pytest.raises(OutOfMemory) as caught:
         random_model(config, name="large")
@@ -30,31 +30,31 @@ def test_a_model_that_does_not_fit_is_refused_with_both_figures(monkeypatch: pyt
 
 def test_needs_are_counted_in_the_dtype_asked_for(monkeypatch: pytest.MonkeyPatch, llada_folder: Path) -> None:
     needed = 38528  # bytes of the weights in bfloat16, from their shapes
-    monkeypatch.setattr(memory, "free_memory", lambda device: needed * 2 - 1)
+    monkeypatch.setattr(device, "free_memory", lambda _: needed * 2 - 1)
     assert load_model(llada_folder, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
     with pytest.raises(OutOfMemory):
         load_model(llada_folder, device="cpu", dtype="float32")
 
 
 def test_unknown_free_memory_refuses_nothing(monkeypatch: pytest.MonkeyPatch, llada_folder: Path) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    monkeypatch.setattr(device, "free_memory", lambda _: None)
     assert load_model(llada_folder, device="cpu").model.spec.family == "llada"
 
 
 def test_an_allocation_that_fails_after_all_is_one_line() -> None:
-    with pytest.raises(OutOfMemory) as caught, memory.memory_errors(2**31, CPU, what="model"):
+    with pytest.raises(OutOfMemory) as caught, device.memory_errors(2**31, CPU, what="model"):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
     assert str(caught.value).startswith("cpu ran out of memory loading model, which needs 2.00 GiB; use dtype=")
 
 
 def test_the_cpu_allocators_failure_counts_too() -> None:
-    with pytest.raises(OutOfMemory), memory.memory_errors(2**31, CPU, what="model"):
+    with pytest.raises(OutOfMemory), device.memory_errors(2**31, CPU, what="model"):
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes")
 
 
 @pytest.mark.parametrize("said", ["no kernel for this device", "CUDA error: an illegal memory access was encountered"])
 def test_other_failures_are_not_blamed_on_memory(said: str) -> None:
-    with pytest.raises(RuntimeError, match=said), memory.memory_errors(2**31, CPU, what="model"):
+    with pytest.raises(RuntimeError, match=said), device.memory_errors(2**31, CPU, what="model"):
         raise RuntimeError(said)
 
 
@@ -64,17 +64,14 @@ def test_the_smaller_of_machine_and_container_counts(monkeypatch: pytest.MonkeyP
     (tmp_path / "memory.max").write_text("3000000\n")
     (tmp_path / "memory.current").write_text("2500000\n")
     (tmp_path / "memory.stat").write_text("anon 2000000\ninactive_file 500000\n")
-    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.free_memory(CPU) == 1000000
+    monkeypatch.setattr(device, "MEMINFO", meminfo)
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    assert device.free_memory(CPU) == 1000000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_memory(CPU) == 4096 * 1024
+    assert device.free_memory(CPU) == 4096 * 1024
 
 
-def test_systems_without_proc_are_asked_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "absent")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "absent")
-    monkeypatch.setattr(memory.os, "sysconf", {"SC_AVPHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert memory.free_memory(CPU) == 40960
-    monkeypatch.setattr(memory.os, "sysconf", lambda name: (_ for _ in ()).throw(ValueError(name)))
-    assert memory.free_memory(CPU) is None
+def test_a_system_that_does_not_tell_has_no_known_free_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(device, "CGROUP", tmp_path / "absent")
+    assert device.free_memory(CPU) is None

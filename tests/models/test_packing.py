@@ -2,7 +2,7 @@
 
 import torch
 
-from unmask.models.packing import Packing
+from unmask.models.attention import Packing
 
 SPANS = [(0, 3), (0, 1), (0, 4)]
 TOKENS = torch.tensor([[10, 11, 12, 0], [20, 0, 0, 0], [30, 31, 32, 33]])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from cuda_inputs import never_waiting
 from torch import Tensor, nn
 
-from unmask.models.quantized import FEW_ROWS, FORMATS, QuantizedLinear, deinterleave, interleave
+from unmask.models.quantized import FEW_ROWS, FORMATS, QuantizedLinear, deinterleave, interleave, widened
 from unmask.models.random_weights import random_model
 
 pytestmark = [
@@ -46,6 +46,10 @@ def layer_of(n: int, k: int, quantize: str, dtype: torch.dtype, *, bias: bool = 
     return QuantizedLinear(linear, quantize)
 
 
+def wide(layer: QuantizedLinear, dtype: torch.dtype) -> Tensor:
+    return widened(layer.stored, layer.scale, layer.in_features, dtype)
+
+
 def exact(layer: QuantizedLinear, x: Tensor) -> Tensor:
     weight = deinterleave(layer.stored, layer.in_features).float().double() * layer.scale.double()[:, None]
     return F.linear(x.double(), weight, None if layer.bias is None else layer.bias.double())
@@ -63,7 +67,7 @@ def test_every_code_is_widened_exactly(quantize: str, dtype: torch.dtype) -> Non
     layer.scale = torch.ones(64, device="cuda")
     expected = codes.view(kind).to(dtype)
     assert torch.equal(layer(torch.eye(len(codes), device="cuda", dtype=dtype)), expected[:, None].expand(-1, 64))
-    assert torch.equal(layer.weight(dtype), expected.expand(64, -1))
+    assert torch.equal(wide(layer, dtype), expected.expand(64, -1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,7 +143,7 @@ def test_loading_needs_little_more_than_what_stays() -> None:
 def test_a_layer_says_the_same_without_kernels(monkeypatch: pytest.MonkeyPatch, rows: int, quantize: str) -> None:
     layer = layer_of(1000, 864, quantize, torch.bfloat16)
     x = draw(rows, 864, dtype=torch.bfloat16, seed=1)
-    found, wide = layer(x), layer.weight(torch.bfloat16)
+    found, before = layer(x), wide(layer, torch.bfloat16)
     monkeypatch.setenv("UNMASK_KERNELS", "0")
     torch.testing.assert_close(found, layer(x), rtol=1e-2, atol=1e-2)
-    assert torch.equal(wide, layer.weight(torch.bfloat16))
+    assert torch.equal(before, wide(layer, torch.bfloat16))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import unmask
 from unmask import tasks
 from unmask.errors import OutOfMemory, UnknownName, UnmaskError
-from unmask.models.checkpoint import memory
+from unmask.models import device as memory
 from unmask.models.checkpoint.loading import load_model
 from unmask.models.checkpoint.weights import Weights
 from unmask.models.quantized import FORMATS, QuantizedLinear, bytes_to_load, check_format

@@ -148,17 +148,14 @@ def test_canvases_may_grow_beyond_the_positions_seen_so_far(llada: Transformer) 
     assert torch.equal(llada.predict(canvas(1, 3)).logits, short)
 
 
+WHOLE = "attention maps and shadow predictions need the whole canvas: they go with no cache"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"cache": KVCache.new(1, 4), "attention_layers": range(1)},
-            "attention maps need the whole canvas: they are not available with a cache",
-        ),
-        (
-            {"cache": KVCache.new(1, 4), "shadow": torch.tensor([[1]])},
-            "shadow predictions need the whole canvas: they are not available with a cache",
-        ),
+        ({"cache": KVCache.new(1, 4), "attention_layers": range(1)}, WHOLE),
+        ({"cache": KVCache.new(1, 4), "shadow": torch.tensor([[1]])}, WHOLE),
         ({"plan": part((1, 2, 4))}, "a pass over part of a canvas needs a cache that a whole pass has filled"),
     ],
 )

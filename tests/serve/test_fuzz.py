@@ -18,7 +18,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from serve.small_toy import load
 
-from unmask.bench.serve_workload import ServeWorkload
+from unmask.bench.workload import ServeWorkload
 from unmask.engine.generator import Generator
 from unmask.server_process import started
 

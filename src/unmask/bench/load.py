@@ -1,30 +1,45 @@
 """What is decoded in a measurement: random prompts of given lengths, in every combination of batch, cache and refresh.
 
-What the rows say does not matter, so random weights in the shape of a checkpoint will do.
+What the rows say does not matter, so random weights in the shape of a checkpoint will do. `run_passes` decodes a load
+by the engine's own loop and watches from outside how long each forward pass took, and how large it was. A pass is
+everything from one look at the canvas to the next: forward, proposal, policy, commit, and the host's part.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from unmask.bench.measure import Measurement, now
+from unmask.bench.roofline import ModelCall
 from unmask.bench.subject import Subject
 from unmask.bench.workload import Workload
+from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
+from unmask.engine.batch import Call
+from unmask.engine.decode import decode
 from unmask.engine.plan import Plan, plan
-from unmask.engine.scheduler import Request
-from unmask.errors import UnmaskError
+from unmask.engine.prompts import check_length
+from unmask.engine.runner import Runner, runner_for
+from unmask.engine.scheduler import Request, Scheduler
+from unmask.engine.timed import TimedRunner
+from unmask.engine.window import Pass
 from unmask.models.base import MaskedLM
-from unmask.models.checkpoint.memory import check_memory
+from unmask.models.device import check_memory
 from unmask.models.transformer import Transformer
 from unmask.policies import WHOLE_CANVAS, Fixed, Policy, describe, needs_of
 from unmask.settings import Settings
+from unmask.types import Timing
 
 Say = Callable[[str], None]
 _NEVER_REFRESHED = ("none", "exact")
+KINDS = {"none": "whole canvas", "prefix": "block and suffix", "dual": "block only", "exact": "block only"}
+REFRESH = "refresh"
+MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +63,7 @@ class Load:
         """The plan of its requests; raises an error of one line if the model cannot decode them."""
         names = ("max_tokens", "block_size", "cache", "refresh", "seed")
         made = plan(model, self.policy, Settings(**{name: getattr(self, name) for name in names}))
-        if self.prompt_tokens + self.max_tokens > model.spec.max_length:
-            asked = f"{self.prompt_tokens} prompt tokens and {self.max_tokens} to generate"
-            raise UnmaskError(f"{asked} are more than the {model.spec.max_length} positions of {model.spec.name}")
+        check_length(model.spec, self.prompt_tokens, self.max_tokens)
         if model.device.type == "cpu":  # a full GPU raises an error; here the system would kill the process
             room = {"what": self.in_words(), "instead": "use a smaller batch or fewer tokens"}
             check_memory(self._least_bytes(model), model.device, **room)
@@ -92,28 +105,12 @@ class Load:
         refresh = "" if self.refresh == "block" else f", refresh {self.refresh}"
         return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
 
-    def row(self) -> dict[str, Any]:
-        """The sizes as the beginning of a line of a table."""
+    def measured(self, subject: Subject, figures: dict[str, Any], row: dict[str, Any]) -> Measurement:
+        """The figures and the line of a table, beside what was measured and its sizes."""
+        sizes = asdict(self) | {"policy": describe(self.policy), "shortest_prompt": self.prompt_lengths[-1]}
         refresh = "" if self.cache in _NEVER_REFRESHED else self.refresh
-        return {"prompt": self.prompt_in_words, "batch": self.batch, "cache": self.cache, "refresh": refresh}
-
-    def to_dict(self) -> dict[str, Any]:
-        said = {"policy": describe(self.policy), "shortest_prompt": self.prompt_lengths[-1]}
-        return {item.name: getattr(self, item.name) for item in fields(self)} | said
-
-
-class LoadTiming:
-    """What every timing of a load has; a subclass adds its figures as attributes."""
-
-    def __init__(self, subject: Subject, load: Load) -> None:
-        self.subject, self.load = subject, load
-
-    def in_words(self) -> str:
-        return self.subject.in_words()
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name not in ("subject", "load")}
-        return vars(self.subject) | self.load.to_dict() | own
+        shown = {"prompt": self.prompt_in_words, "batch": self.batch, "cache": self.cache, "refresh": refresh}
+        return Measurement(title=subject.in_words(), figures=subject.figures() | sizes | figures, rows=[shown | row])
 
 
 def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:
@@ -121,18 +118,10 @@ def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:
     block_size = workload.block_size or (model.spec.block_size if model.spec.causal else None) or 32
     policy = workload.policy or default_policy(block_size)
     usable = ("none", "exact") if model.spec.causal else ("none", "prefix", "dual")
+    alike: dict[str, Any] = {"policy": policy, "block_size": block_size}
+    alike |= {name: getattr(workload, name) for name in ("max_tokens", "seed", "shortest_prompt")}
     loads = [
-        Load(
-            policy=policy,
-            prompt_tokens=prompt,
-            max_tokens=workload.max_tokens,
-            block_size=block_size,
-            batch=batch,
-            cache=cache,
-            refresh=refresh,
-            seed=workload.seed,
-            shortest_prompt=workload.shortest_prompt,
-        )
+        Load(prompt_tokens=prompt, batch=batch, cache=cache, refresh=refresh, **alike)
         for prompt in workload.prompt_tokens
         for batch in workload.batches
         for cache in workload.caches or (usable[:1] if needs_of(policy) & WHOLE_CANVAS else usable)
@@ -160,3 +149,62 @@ def announced(loads: list[Load], model: MaskedLM, on_progress: Say) -> Iterator[
         if kernels is not None and len(set(load.prompt_lengths)) == 1:
             kernels.announce(model, load.batch, load.prompt_tokens + load.max_tokens)
         yield load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPass:
+    """One forward pass over the live rows."""
+
+    kind: str
+    blocks: frozenset[int]  # the current blocks of the live rows; one if all rows are in the same
+    ahead: int  # the earliest block that is not complete after this pass
+    calls: tuple[ModelCall, ...]
+    seconds: float
+    timing: Timing | None = None  # the parts of `seconds`, if they were asked for
+
+
+class Watch:
+    """Notes the size of every model call of a pass, from now on."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.calls: list[ModelCall] = []
+        self.kinds: set[str] = set()
+        self._forward = runner.forward
+        runner.forward = self._noted
+
+    def _noted(self, call: Call) -> Pass:
+        done, plan = self._forward(call), call.plan()
+        predicted = done.window.at.shape[1]
+        self.calls.append(ModelCall(positions=tuple(plan.sizes), keys=tuple(plan.seen), predicted=predicted))
+        # With an exact cache, the first pass over a block also stores the block before it: that counts as a refresh.
+        stores = [row.refresh or (call.kind.cache == "exact" and row.span[0] < block[0])
+                  for row, block in zip(plan.rows, done.window.blocks, strict=True)]  # fmt: skip
+        self.kinds |= {REFRESH if stored else KINDS[call.kind.cache] for stored in stores}
+        return done
+
+    def take(self) -> tuple[str, tuple[ModelCall, ...]]:
+        """The kind and the calls of the pass that is over."""
+        kind, calls = self.kinds.pop() if len(self.kinds) == 1 else MIXED, tuple(self.calls)
+        self.calls, self.kinds = [], set()
+        return kind, calls
+
+
+def run_passes(model: MaskedLM, load: Load, pool: StoragePool, *, timed: bool) -> Iterator[MeasuredPass]:
+    """Decode, and yield every pass when it is over; the first includes setting up the loop."""
+    requests = load.requests(model)
+    canvases = [request.canvas for request in requests]
+    clock = TimedRunner(model, pool) if timed else None
+    runner = clock or runner_for(model, pool)
+    watch = Watch(runner)
+    events = decode(Scheduler(requests, rows=len(requests)), runner)
+    # The loop yields a pass's events when the host has read its tokens. By then the next pass may be under way on the
+    # device: to wait for it here would count it twice.
+    ended = now(model.device)
+    while live := [canvas for canvas in canvases if not canvas.finished]:
+        blocks, began = frozenset(canvas.block_index for canvas in live), ended
+        for _ in live:
+            next(events)
+        ended = time.perf_counter()
+        kind, calls = watch.take()
+        ahead, timing = min(canvas.block_index for canvas in canvases), None if clock is None else clock.last
+        yield MeasuredPass(kind=kind, blocks=blocks, ahead=ahead, calls=calls, seconds=ended - began, timing=timing)

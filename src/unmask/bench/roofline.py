@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from unmask.bench.measure import lasting_ms, median_ms
-from unmask.models.checkpoint.memory import free_memory
+from unmask.models.device import free_memory
 from unmask.models.layers import TransformerShape
 
 # Bytes of a copy, width of a product, runs of each: many times the caches of the device, and done in a second.

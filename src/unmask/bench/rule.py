@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,85 +18,25 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask import policies
-from unmask.bench.measure import copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
-from unmask.bench.naive_rule import NAIVE_TEMPORARIES, exact_overlap, naive_commit
+from unmask.bench.measure import Measurement, copies_beyond_cache, extra_memory_mib, median_ms, replayed_ms
 from unmask.bench.workload import RuleWorkload
-from unmask.models.checkpoint.memory import check_memory, free_memory
-from unmask.models.device import choose_device
+from unmask.models.device import check_memory, choose_device, free_memory
 from unmask.policies import Policy
 from unmask.rules import mean_field_commit
+from unmask.rules.mean_field import without_diagonal
 from unmask.types import StepView
 
+# Tensors of m x m x v numbers that the formula as printed keeps alive at once: the mixture, a ratio, and its logarithm.
+_NAIVE_TEMPORARIES = 3
 # Starting a graph and waiting for it takes the host some microseconds: at least this many calls share them.
 _LEAST_CALLS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleTiming:
-    """One size. Errors are the largest over all pairs, of the overlap before it is normalised, against float64."""
-
-    positions: int
-    vocabulary: int
-    batch: int
-    dtype: str
-    device: str
-    threads: int
-    repeats: int
-    seed: int
-    copies: int  # of the logits, read in turn
-    ours_ms: float
-    ours_memory_mib: float | None
-    ours_error: float
-    naive_ms: float | None = None  # None: not asked for, or it does not fit in memory
-    naive_memory_mib: float | None = None
-    naive_error: float | None = None
-    difference: float | None = None  # largest, between the two overlaps
-    same_commits: bool | None = None
-    policies_ms: dict[str, float] = field(default_factory=dict)  # the decisions of other policies, by name
-
-    @property
-    def speedup(self) -> float | None:
-        return None if self.naive_ms is None else self.naive_ms / self.ours_ms
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"speedup": self.speedup}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The timing as lines of a table: ours, the formula as printed, and other policies over ours."""
-        size = {"batch": self.batch, "m x V": f"{self.positions} x {self.vocabulary}", "form": "ours"}
-        ours = _in_words(self.ours_ms, self.ours_memory_mib, self.ours_error)
-        printed = _in_words(self.naive_ms, self.naive_memory_mib, self.naive_error)
-        compared = {
-            "speed-up": "" if self.speedup is None else f"{self.speedup:.1f} x",
-            "commits": {True: "same", False: "differ", None: ""}[self.same_commits],
-        }
-        first = size | ours | compared
-        lines = [first, dict.fromkeys(first, "") | {"form": "as printed"} | printed]
-        for name, milliseconds in self.policies_ms.items():
-            figures = _in_words(milliseconds, None, None) | {"memory": "", "error": ""}
-            ratio = {"speed-up": f"{self.ours_ms / milliseconds:.1f} x"}
-            lines.append(dict.fromkeys(first, "") | {"form": f"policy {name}"} | figures | ratio)
-        return lines
-
-    def in_words(self) -> str:
-        how = f"median of {self.repeats} runs; error of the overlap against float64, before it is normalised"
-        if self.copies > 1:
-            how += "; ours replayed from a graph, on copies of the logits that do not fit into the L2 cache together"
-        return f"mean-field rule: {self.device}, {self.threads} threads, {self.dtype}; {how}"
-
-
-def _in_words(milliseconds: float | None, mebibytes: float | None, error: float | None) -> dict[str, str]:
-    time = "{:.2f} ms" if milliseconds is None or milliseconds >= 1.0 else "{:.3f} ms"
-    forms = {"time": (milliseconds, time), "memory": (mebibytes, "{:.0f} MiB"), "error": (error, "{:.0e}")}
-    return {name: "not measured" if value is None else form.format(value) for name, (value, form) in forms.items()}
-
-
-def bench_rule(**options: Any) -> list[RuleTiming]:
-    """Measure every combination of vocabulary, batch and positions; the options are the fields of `RuleWorkload`.
+def bench_rule(asked: RuleWorkload) -> list[Measurement]:
+    """Measure every combination of vocabulary, batch and positions.
 
     The dtype is bfloat16 on a CUDA device and float32 elsewhere, unless it is given.
     """
-    asked = RuleWorkload(**options)
     device = choose_device(asked.device)
     dtype = getattr(torch, asked.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     sizes = [(b, m, v) for v in asked.vocabularies for b in asked.batches for m in asked.positions]
@@ -117,7 +56,8 @@ def example_logits(b: int, m: int, v: int, *, seed: int) -> Float[Tensor, "b m v
     return logits
 
 
-def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> RuleTiming:
+def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> Measurement:
+    """One size. Errors are the largest over all pairs, of the overlap before it is normalised, against float64."""
     device, on_cuda, repeats = logits.device, logits.is_cuda, asked.repeats
     batch, positions, vocabulary = logits.shape
     masked = torch.ones(batch, positions, dtype=torch.bool, device=device)
@@ -125,35 +65,50 @@ def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> RuleTiming:
     decide = partial(mean_field_commit, masked=masked, validate=not on_cuda)
     ours, copies = partial(decide, logits), copies_beyond_cache(logits) if on_cuda else 1
     truth, overlap = exact_overlap(logits), ours(normalize="none").overlap
-    figures: dict[str, Any] = {"ours_error": _largest(overlap, truth)}
-    figures["ours_ms"] = _timed(decide, logits, copies, repeats)
-    figures["policies_ms"] = {
-        name: _timed(partial(_decision, policies.get(name), masked), logits, copies, repeats) for name in asked.policies
+    others = {name: partial(_decision, policies.get(name), masked) for name in asked.policies}
+    figures: dict[str, Any] = {
+        "positions": positions,
+        "vocabulary": vocabulary,
+        "batch": batch,
+        "dtype": str(logits.dtype).removeprefix("torch."),
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "repeats": repeats,
+        "seed": asked.seed,
+        "copies": copies,  # of the logits, read in turn
+        "ours_ms": _timed(decide, logits, copies, repeats),
+        "ours_memory_mib": extra_memory_mib(ours, device=device),
+        "ours_error": _largest(overlap, truth),
+        **dict.fromkeys(("naive_ms", "naive_memory_mib", "naive_error", "difference", "same_commits", "speedup")),
+        "policies_ms": {name: _timed(decision, logits, copies, repeats) for name, decision in others.items()},
     }
-    figures["ours_memory_mib"] = extra_memory_mib(ours, device=device)
     wide, free = logits.to(torch.promote_types(logits.dtype, torch.float32)), free_memory(device)
-    if asked.naive and (free is None or NAIVE_TEMPORARIES * wide.nbytes * positions < free):
+    if asked.naive and (free is None or _NAIVE_TEMPORARIES * wide.nbytes * positions < free):
         printed = partial(naive_commit, wide)
-        commit, naive_overlap = printed()
-        figures |= {
-            "naive_ms": median_ms(printed, repeats=repeats, device=device),
-            "naive_memory_mib": extra_memory_mib(printed, device=device),
-            "naive_error": _largest(naive_overlap, truth),
-            "difference": _largest(naive_overlap, overlap),
-            "same_commits": torch.equal(commit, ours().commit),
-        }
-    return RuleTiming(
-        positions=positions,
-        vocabulary=vocabulary,
-        batch=batch,
-        dtype=str(logits.dtype).removeprefix("torch."),
-        device=str(device),
-        threads=torch.get_num_threads(),
-        repeats=repeats,
-        seed=asked.seed,
-        copies=copies,
-        **figures,
-    )
+        commit, naive = printed()
+        naive_ms = median_ms(printed, repeats=repeats, device=device)
+        figures |= {"naive_ms": naive_ms, "speedup": naive_ms / figures["ours_ms"]}
+        figures |= {"naive_memory_mib": extra_memory_mib(printed, device=device), "naive_error": _largest(naive, truth)}
+        figures |= {"difference": _largest(naive, overlap), "same_commits": torch.equal(commit, ours().commit)}
+    how = f"median of {repeats} runs; error of the overlap against float64, before it is normalised"
+    if copies > 1:
+        how += "; ours replayed from a graph, on copies of the logits that do not fit into the L2 cache together"
+    title = f"mean-field rule: {device}, {figures['threads']} threads, {figures['dtype']}; {how}"
+    return Measurement(title=title, figures=figures, rows=_rows(figures))
+
+
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lines of a table: ours, the formula as printed if it was measured, and other policies over ours."""
+    size = {"batch": found["batch"], "m x V": f"{found['positions']} x {found['vocabulary']}", "form": "ours"}
+    ours = {"ms": found["ours_ms"], "MiB": found["ours_memory_mib"], "error": f"{found['ours_error']:.0e}"}
+    first, lines = size | ours | {"speed-up": "", "commits": ""}, []
+    if found["naive_ms"] is not None:
+        first |= {"speed-up": f"{found['speedup']:.1f} x", "commits": "same" if found["same_commits"] else "differ"}
+        printed = {"ms": found["naive_ms"], "MiB": found["naive_memory_mib"], "error": f"{found['naive_error']:.0e}"}
+        lines.append({"form": "as printed"} | printed)
+    for name, ms in found["policies_ms"].items():
+        lines.append({"form": f"policy {name}", "ms": ms, "speed-up": f"{found['ours_ms'] / ms:.1f} x"})
+    return [first, *(dict.fromkeys(first, "") | line for line in lines)]
 
 
 def _decision(policy: Policy, masked: Bool[Tensor, "b m"], logits: Float[Tensor, "b m v"]) -> Tensor:
@@ -183,3 +138,42 @@ def _check_room(b: int, m: int, v: int, dtype: torch.dtype, device: torch.device
     for place, amount in ((torch.device("cpu"), made), (device, kept + truth)):
         instead = "use fewer positions, a smaller vocabulary or a smaller batch"
         check_memory(amount, place, what=f"batch {b}, {m} positions, vocabulary {v}", instead=instead)
+
+
+def naive_commit(
+    logits: Float[Tensor, "b m v"], *, threshold: float = 0.85, iterations: int = 2
+) -> tuple[Bool[Tensor, "b m"], Float[Tensor, "b m m"]]:
+    """The rule evaluated as it is printed, with both Kullback-Leibler terms over an m x m x v tensor.
+
+    Every position must be open, and no probability 0. Gives the positions to commit, and the overlap before it is
+    normalised (0 on the diagonal).
+    """
+    p = logits.softmax(-1)
+    best, second = p.topk(2, dim=-1).values.log().unbind(-1)
+    margin = best - second
+    overlap = without_diagonal(naive_overlap(p.unsqueeze(2), p.unsqueeze(1)))
+    interaction = overlap / overlap.amax((-2, -1), keepdim=True).clamp(min=1e-12)
+    field = margin
+    for _ in range(iterations):
+        field = margin - (interaction @ field.sigmoid().unsqueeze(-1)).squeeze(-1)
+    commit = field.sigmoid() >= threshold
+    largest = torch.zeros_like(commit).scatter(-1, field.argmax(-1, keepdim=True), True)
+    return torch.where(commit.any(-1, keepdim=True), commit, largest), overlap
+
+
+def exact_overlap(logits: Float[Tensor, "b m v"]) -> Float[Tensor, "b m m"]:
+    """The overlap in float64, a position at a time: the truth, with m times less memory."""
+    there = logits if logits.is_cuda else logits.cpu()  # MPS has no float64
+    rows = (row.double().softmax(-1) for row in there)
+    return without_diagonal(torch.stack([torch.stack([naive_overlap(one, p) for one in p]) for p in rows]))
+
+
+def naive_overlap(p: Float[Tensor, "*p v"], q: Float[Tensor, "*q v"]) -> Float[Tensor, "*pq"]:
+    """1 - JSD / ln 2, with JSD = KL(p || (p + q) / 2) / 2 + KL(q || (p + q) / 2) / 2."""
+    middle = (p + q) / 2.0
+    jsd = (_kl(p, middle) + _kl(q, middle)) / 2.0
+    return (1.0 - jsd / math.log(2.0)).clamp(0.0, 1.0)
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    return (p * (p / q).log()).sum(-1)

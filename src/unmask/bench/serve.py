@@ -8,26 +8,28 @@ answers are counted as different, and not as wrong.
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle, takewhile
 from typing import Any
 
 import torch
 
 from unmask import policies
-from unmask.bench.serve_client import Answer, Client, Heard
-from unmask.bench.serve_requests import Ask, asks_of
-from unmask.bench.serve_timing import COUNTERS, ENDS, FAULTS, ServeTiming
-from unmask.bench.serve_watch import growth_of, held_by
-from unmask.bench.serve_workload import ServeWorkload
+from unmask.bench.measure import Held, Measurement, growth_of, held_by
+from unmask.bench.serve_client import Answer, Ask, Client, Heard, asks_of
+from unmask.bench.workload import ServeWorkload
 from unmask.engine.generator import Generator
 from unmask.engine.plan import preset_name
-from unmask.errors import WorkFailed
 
+# The server's counters: rows summed over passes, passes, tokens.
+COUNTERS = ("unmask_forward_passes_total", "unmask_batch_passes_total", "unmask_committed_tokens_total")
+ENDS = ("answered", "refused", "cancelled", "bad", "wrong", "lost", "doubled")
+FAULTS = ("wrong", "lost", "doubled")
 SHOWN_FAULTS = 5
 MOST_LOST = 1000  # requests, after which the server counts as gone
 SETTLE_S = 2.0  # for the server to notice that the clients have left
@@ -44,65 +46,78 @@ def bench_serve(
     key: str | None = None,
     on_progress: Say = lambda line: None,
     on_minute: Say = lambda line: None,
-) -> ServeTiming:
+) -> Measurement:
     """Ask the server at `url` for everything in the workload; `pid` is its process, if that is to be watched.
 
     Without `llm` answers are not compared. The first request of each client is not timed.
     """
-    chats = llm is not None and llm.codec.chat_template is not None
-    asks = asks_of(workload, parameters or {}, chats=chats)
-    timing = ServeTiming(workload, url if llm is None else llm.spec.name)
-    tally = _Tally(timing)
-    load = _Load(url, key, workload, asks, tally)
-    load.round(asks[: workload.clients])  # compiles, and fills pools
+    count, minutes, parameters = workload.clients, workload.minutes, parameters or {}
+    asks = asks_of(workload, parameters, chats=llm is not None and llm.codec.chat_template is not None)
+    tally, clients, reader = _Tally(), [Client(url, key) for _ in range(count)], Client(url, key)
+    _send_all(clients, [[ask] for ask in asks[:count]], tally)  # compiles, and fills pools
     tally.restart()
-    before, began = _counters(load.reader), time.perf_counter()
-    load.run(pid, on_progress, on_minute)
-    timing.seconds = time.perf_counter() - began
-    after = _counters(load.reader)
-    timing.counters = {name: after[name] - before[name] for name in COUNTERS if name in after and name in before}
-    if workload.minutes is not None:
+    shares: Sequence[Iterable[Ask]] = [asks[number::count] for number in range(count)]
+    held: list[Held | None] = []
+    before, began = _counters(reader), time.perf_counter()
+
+    def tell() -> None:
+        on_progress(tally.so_far())
+        passed_s = time.perf_counter() - began
+        if minutes is not None and passed_s >= len(held) * min(60.0, 20.0 * minutes):
+            held.append(now := held_by(pid))
+            holds = "" if now is None else f"; the server holds {now}"
+            on_minute(f"{passed_s / 60.0:.0f} min: {tally.so_far()}{holds}")
+
+    if minutes is not None:
+        end = began + 60.0 * minutes
+        shares = [takewhile(lambda _: time.perf_counter() < end, cycle(share)) for share in shares]
+    _send_all(clients, shares, tally, tell)
+    seconds, after = time.perf_counter() - began, _counters(reader)
+    if minutes is not None:
         time.sleep(SETTLE_S)
-        timing.held += [held for held in [held_by(pid)] if held is not None]
-        if len(timing.held) > 2:
-            timing.grown = growth_of(timing.held[len(timing.held) // 3], timing.held[-1])
+        held.append(held_by(pid))
     if llm is not None:
-        tally.compare(llm, parameters or {}, on_progress)
-    return timing
+        tally.compare(llm, parameters, on_progress)
+    counters = {name: after[name] - before[name] for name in COUNTERS if name in after and name in before}
+    about = {"model": url if llm is None else llm.spec.name, "clients": count, "seconds": seconds}
+    return _measured(about, tally, counters, [each for each in held if each is not None])
 
 
 class _Tally:
     """Counts what the clients heard; answers wait to be compared until the load is over."""
 
-    def __init__(self, timing: ServeTiming) -> None:
-        self.timing, self.lock = timing, threading.Lock()
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ends: Counter[str] = Counter()
+        self.bad_by_kind: Counter[str] = Counter()
+        self.faults: list[str] = []  # the first few, in words
         self.ids: set[str] = set()
         self.answers: dict[int, tuple[Ask, Counter[Answer]]] = {}  # by the number of the request
+        self.compared = 0
+        self.different = 0  # answers that differ from the lone one where rounding may be the reason
+        self.restart()
 
     def restart(self) -> None:
         """Forget the times so far, but not what was wrong."""
-        with self.lock:
-            self.timing.latencies, self.timing.firsts, self.timing.kept_tokens = [], [], 0
+        self.latencies: list[float] = []
+        self.firsts: list[float] = []
+        self.kept_tokens = 0
 
     def add(self, heard: Heard) -> None:
         with self.lock:
             if heard.answer is not None and heard.id in self.ids:
                 heard.end, heard.why = "doubled", f"the answer {heard.id} came before"
-            self.timing.ends[heard.end] += 1
+            self.ends[heard.end] += 1
             if heard.end in FAULTS:
                 self._note(heard.ask, heard.end, heard.why)
             elif heard.end == "bad":
-                self.timing.bad_by_kind[heard.ask.fault] += 1
+                self.bad_by_kind[heard.ask.fault] += 1
             elif heard.answer is not None:
                 self.ids.add(heard.id)
-                self.timing.latencies.append(heard.seconds)
-                self.timing.firsts += [] if heard.first_s is None else [heard.first_s]
-                self.timing.kept_tokens += heard.answer.tokens
+                self.latencies.append(heard.seconds)
+                self.firsts += [] if heard.first_s is None else [heard.first_s]
+                self.kept_tokens += heard.answer.tokens
                 self.answers.setdefault(heard.ask.number, (heard.ask, Counter()))[1][heard.answer] += 1
-
-    def _note(self, ask: Ask, end: str, why: str) -> None:
-        if len(self.timing.faults) < SHOWN_FAULTS:
-            self.timing.faults.append(f"request {ask.number} {end}: {why}")
 
     def compare(self, llm: Generator, parameters: Mapping[str, Any], on_progress: Say) -> None:
         """Decode every request that was answered alone, and count the answers that differ."""
@@ -110,26 +125,52 @@ class _Tally:
         for at, (ask, answers) in enumerate(self.answers.values(), 1):
             on_progress(f"comparing: {at} of {len(self.answers)} requests")
             alone = lone_answer(llm, ask, parameters)
-            self.timing.compared += answers.total()
-            for answer, count in answers.items():
-                if answer == alone:
-                    continue
+            self.compared += answers.total()
+            for answer in answers.keys() - {alone}:
                 if exact:
-                    self.timing.ends["answered"] -= count
-                    self.timing.ends["wrong"] += count
+                    self.ends["answered"] -= answers[answer]
+                    self.ends["wrong"] += answers[answer]
                     self._note(ask, "wrong", f"got {answer!r:.300}, alone it gets {alone!r:.300}")
                 else:
-                    self.timing.different += count
+                    self.different += answers[answer]
+
+    def so_far(self) -> str:
+        ends = ", ".join(f"{self.ends[end]} {end}" for end in ENDS if self.ends[end])
+        return f"{self.ends.total()} requests: {ends or 'none yet'}"
+
+    def _note(self, ask: Ask, end: str, why: str) -> None:
+        if len(self.faults) < SHOWN_FAULTS:
+            self.faults.append(f"request {ask.number} {end}: {why}")
+
+
+def _send_all(
+    clients: Sequence[Client], shares: Sequence[Iterable[Ask]], tally: _Tally, tell: Callable[[], None] = lambda: None
+) -> None:
+    """Have every client send its share of the requests, and wait for the last answer; `tell` is called meanwhile."""
+
+    def work(client: Client, asks: Iterable[Ask]) -> None:
+        for ask in asks:
+            tally.add(client.send(ask))
+            if tally.ends["lost"] >= MOST_LOST:
+                break
+        client.close()
+
+    pairs = zip(clients, shares, strict=False)
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.5)
+            tell()
 
 
 def lone_answer(llm: Generator, ask: Ask, parameters: Mapping[str, Any]) -> Answer:
     """The answer to a good request that is decoded with no other beside it."""
-    body = dict(ask.body)
-    decoding = dict(body["decoding"])
+    body, decoding = ask.body, dict(ask.body["decoding"])
     policy = policies.resolve(decoding.pop("policy"), preset_name(llm.spec), parameters=parameters)
-    for name in (*parameters, "events"):
-        decoding.pop(name, None)
-    options = decoding | {key: body[key] for key in ("max_tokens", "temperature") if key in body}
+    options = {name: value for name, value in decoding.items() if name not in (*parameters, "events")}
+    options |= {key: body[key] for key in ("max_tokens", "temperature") if key in body}
     seeds = range(first := body.get("seed", 0), first + body.get("n", 1))
     call, prompt = (llm.chat, body["messages"]) if "messages" in body else (llm.generate, body["prompt"])
     outputs = [call(prompt, policy=policy, seed=seed, **options) for seed in seeds]
@@ -141,67 +182,46 @@ def lone_answer(llm: Generator, ask: Ask, parameters: Mapping[str, Any]) -> Answ
     )
 
 
-class _Load:
-    """The clients at work."""
-
-    def __init__(self, url: str, key: str | None, workload: ServeWorkload, asks: list[Ask], tally: _Tally) -> None:
-        self.workload, self.asks, self.tally = workload, asks, tally
-        self.reader, self.clients = Client(url, key), [Client(url, key) for _ in range(workload.clients)]
-
-    def round(self, asks: Sequence[Ask]) -> None:
-        """Have every client send one request, and wait for all answers."""
-        self._all([iter([ask]) for ask in asks])
-
-    def run(self, pid: int | None, on_progress: Say, on_minute: Say) -> None:
-        """Have the clients send all requests, or go round them until the time is up, and say how far they are."""
-        count, minutes = self.workload.clients, self.workload.minutes
-        shares = [self.asks[number::count] for number in range(count)]
-        if minutes is None:
-            self._all([iter(share) for share in shares], lambda: on_progress(self._so_far()))
-            return
-        began, held = time.monotonic(), self.tally.timing.held
-        end, due = began + 60.0 * minutes, began
-
-        def tell() -> None:
-            nonlocal due
-            on_progress(self._so_far())
-            if time.monotonic() >= due:
-                due += min(60.0, 20.0 * minutes)
-                now = held_by(pid)
-                held.extend([] if now is None else [now])
-                holds = "" if now is None else f"; the server holds {now}"
-                on_minute(f"{(time.monotonic() - began) / 60.0:.0f} min: {self._so_far()}{holds}")
-
-        endless = [itertools.cycle(share) for share in shares]
-        self._all([itertools.takewhile(lambda _: time.monotonic() < end, asks) for asks in endless], tell)
-
-    def _all(self, shares: Sequence[Iterator[Ask]], tell: Callable[[], None] = lambda: None) -> None:
-        pairs = zip(self.clients, shares, strict=False)
-        threads = [threading.Thread(target=self._work, args=pair, daemon=True) for pair in pairs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.5)
-                tell()
-
-    def _work(self, client: Client, asks: Iterator[Ask]) -> None:
-        for ask in asks:
-            self.tally.add(client.send(ask))
-            if self.tally.timing.ends["lost"] >= MOST_LOST:
-                break
-        client.close()
-
-    def _so_far(self) -> str:
-        ends = self.tally.timing.ends
-        return f"{ends.total()} requests: {', '.join(f'{ends[end]} {end}' for end in ENDS if ends[end]) or 'none yet'}"
-
-
 def _counters(reader: Client) -> dict[str, float]:
     """The server's counters by name, each the sum over its replicas."""
-    try:
-        page = reader.get("/metrics")
-    except OSError as error:
-        raise WorkFailed(f"the server's /metrics cannot be read: {error}") from error
+    page = reader.get("/metrics")
     found = {name: re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE) for name in COUNTERS}
     return {name: sum(map(float, values)) for name, values in found.items() if values}
+
+
+def _measured(about: dict[str, Any], tally: _Tally, counters: Mapping[str, float], held: list[Held]) -> Measurement:
+    """What the clients saw, in figures, and what went wrong."""
+    seconds, (rows, passes, committed) = max(about["seconds"], 1e-9), map(counters.get, COUNTERS)
+    grown = growth_of(held[len(held) // 3], held[-1]) if len(held) > 2 else ""
+    shown = {
+        **{end: tally.ends[end] for end in ENDS},
+        "compared": tally.compared,
+        "different": tally.different,
+        "requests_per_s": len(tally.latencies) / seconds,
+        "tokens_per_s": None if committed is None else committed / seconds,  # every decoded position
+        "kept_tokens_per_s": tally.kept_tokens / seconds,
+        **_percentiles("latency", tally.latencies),
+        **_percentiles("first_text", tally.firsts),
+        "passes": passes,
+        "rows_per_pass": rows / passes if rows and passes else None,
+    }
+    kinds = dict(sorted(tally.bad_by_kind.items()))
+    told = shown | {f"bad: {kind}": number for kind, number in kinds.items()}
+    told |= {"server at first": str(held[0]), "server at last": str(held[-1])} if held else {}
+    faults = ", ".join(f"{tally.ends[end]} {end}" for end in FAULTS if tally.ends[end])
+    more = {"bad_by_kind": kinds, "held": [each._asdict() for each in held], "faults": tally.faults, "grown": grown}
+    return Measurement(
+        title=f"{about['model']}: {about['clients']} clients for {seconds:.1f} s",
+        figures=about | shown | more,
+        rows=[{"figure": name.replace("_", " "), "value": value} for name, value in told.items() if value is not None],
+        failed="; ".join(filter(None, [faults and f"answers: {faults}", grown])),
+    )
+
+
+def _percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
+    """By nearest rank, in milliseconds."""
+    ranked = sorted(seconds)
+    return {
+        f"{name}_p{percent}_ms": 1000.0 * ranked[math.ceil(percent / 100 * len(ranked)) - 1] if ranked else None
+        for percent in (50, 95, 99)
+    }

@@ -1,24 +1,130 @@
-"""One client of a server under test: it sends a request and says what became of it.
+"""The clients of a server under test: the requests that they send, and what they hear of each.
 
-Only the standard library is used, so that nothing between the client and the server mends or retries anything.
+Requests have ragged prompts and mixed policies; some are streamed, some are left by their client, some are bad.
+Everything is drawn from the workload's seed. Prompts are token ids below 200: in every tokenizer that we know these are
+single letters, so a prompt has exactly as many tokens as it should, and no model is needed to make it.
+
+Only the standard library sends them, so that nothing between the client and the server mends or retries anything.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from unmask.bench.serve_requests import Ask
+from unmask import policies
+from unmask.bench.workload import ServeWorkload
+from unmask.errors import WorkFailed
 
+LETTERS = range(16, 200)
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATIENCE_S = 300.0  # without a byte from the server: the answer is lost
 FULL = 429
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request. With a `fault` it is a bad one; `expects` is the status of its answer, None: none is awaited."""
+
+    number: int
+    body: Any  # sent as JSON; bytes: as they are
+    method: str = "POST"
+    path: str = COMPLETIONS
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
+    leaves: bool = False  # the client leaves: a stream after the first text, else at once
+    fault: str = ""
+    expects: int | None = None
+
+    @property
+    def raw(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+    @property
+    def streams(self) -> bool:
+        return isinstance(self.body, dict) and bool(self.body.get("stream"))
+
+
+def asks_of(workload: ServeWorkload, parameters: Mapping[str, Any], *, chats: bool) -> list[Ask]:
+    """The requests of all clients; `parameters` are those of the policy, `chats`: the model has a chat template."""
+    draw = random.Random(workload.seed)
+    made = (_good(workload, parameters, number, draw, chats) for number in range(workload.clients * workload.requests))
+    return [ask if workload.plain else _mixed(ask, workload, draw) for ask in made]
+
+
+def _good(workload: ServeWorkload, parameters: Mapping[str, Any], number: int, draw: random.Random, chats: bool) -> Ask:
+    plain = workload.plain
+    length = draw.randint(workload.prompt_tokens if plain else workload.shortest_prompt, workload.prompt_tokens)
+    room = draw.randint(workload.max_tokens if plain else workload.shortest_answer, workload.max_tokens)
+    policy = workload.policies[0 if plain else number % len(workload.policies)]
+    decoding: dict[str, Any] = {"policy": policy, "early_stop": workload.settings().early_stop, **parameters}
+    if workload.caches:
+        alone = policies.needs_of(policies.get(policy)) & policies.WHOLE_CANVAS  # no cache can serve such a policy
+        decoding["cache"] = "none" if alone else workload.caches[number % len(workload.caches)]
+    if workload.block_size is not None:
+        decoding["block_size"] = workload.block_size
+    prompt = draw.choices(LETTERS, k=length)
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": room, "decoding": decoding}
+    if plain:
+        return Ask(number=number, body=body)
+    decoding["logits_eos_inf"] = draw.random() < 0.75  # long answers: random prompts say little
+    if draw.random() < 0.25:
+        body |= {"temperature": 0.8, "seed": number}
+    if draw.random() < 0.1:
+        body["n"] = 2
+    if chats and draw.random() < 0.25:
+        said = {"role": "user", "content": " ".join(map(str, body.pop("prompt")[: length // 4]))}
+        return Ask(number=number, path=CHAT, body={"messages": [said], **body})
+    return Ask(number=number, body=body)
+
+
+def _mixed(ask: Ask, workload: ServeWorkload, draw: random.Random) -> Ask:
+    """The request, streamed or left before its answer; or a bad one in its place."""
+    if draw.random() < workload.share_bad:
+        return draw.choice(_bad(ask))
+    body = dict(ask.body)
+    if draw.random() < workload.share_streamed:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if draw.random() < 0.25:
+            body["decoding"] = body["decoding"] | {"events": {"candidates": 2}}
+    leaves = draw.random() < workload.share_cancelled
+    return replace(ask, body=body, leaves=leaves)
+
+
+def _bad(good: Ask) -> list[Ask]:
+    """One bad request of every kind, made from a good one."""
+    decoding = good.body["decoding"]
+    wrong: dict[str, tuple[int | None, dict[str, Any]]] = {
+        "no JSON": (400, {"body": good.raw[:-1]}),
+        "wrong type": (400, {"body": good.body | {"max_tokens": "many"}}),
+        "out of range": (400, {"body": good.body | {"top_p": 2.0}}),
+        "too long": (400, {"body": good.body | {"max_tokens": 10**9}}),
+        "unknown policy": (400, {"body": good.body | {"decoding": decoding | {"policy": "no such policy"}}}),
+        "unknown field": (400, {"body": good.body | {"decoding": decoding | {"no_such_field": 1}}}),
+        "nested too deeply": (400, {"body": b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}"}),
+        "no content type": (400, {"headers": {}}),
+        "unknown model": (404, {"body": good.body | {"model": "no such model"}}),
+        "unknown URL": (404, {"path": "/v1/no/such/url"}),
+        "wrong method": (405, {"method": "PUT"}),
+        "not HTTP": (None, {"body": bytes(range(256))}),
+        "half a head": (None, {"body": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le"}),
+        "half a body": (None, {"body": _head(good) + good.raw[:-5]}),
+        "gone without reading": (None, {"body": _head(good) + good.raw}),
+    }
+    return [replace(good, fault=name, expects=status, **changes) for name, (status, changes) in wrong.items()]
+
+
+def _head(ask: Ask) -> bytes:
+    """The head of an HTTP request for that body."""
+    fields = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(ask.raw)}"
+    return f"POST {ask.path} HTTP/1.1\r\n{fields}\r\n\r\n".encode()
 
 
 class Answer(NamedTuple):
@@ -53,23 +159,19 @@ class Broken(Exception):
 
 
 class Client:
-    """Sends requests over one connection after the other, which is kept for as long as the server keeps it."""
+    """Sends requests over one connection, which is opened again after an end that leaves it unusable."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         place = urlsplit(url)
-        self.host, self.port = place.hostname or "", place.port or 80
+        self.place = (place.hostname or "", place.port or 80)
         self.key = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._connection: http.client.HTTPConnection | None = None
+        self.connection = http.client.HTTPConnection(*self.place, timeout=PATIENCE_S)
 
     def send(self, ask: Ask) -> Heard:
         """Send a request, and wait for its answer unless the client leaves."""
         heard = Heard(ask=ask)
         try:
-            if ask.fault and ask.expects is None:
-                self._throw(ask.raw)
-                heard.end = "bad"
-            else:
-                self._exchange(heard)
+            heard.end = self._throw(ask.raw) if ask.fault and ask.expects is None else self._exchange(heard)
         except Broken as error:
             heard.end, heard.why = error.end, str(error)
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
@@ -80,130 +182,83 @@ class Client:
         return heard
 
     def get(self, path: str) -> str:
-        """The text at a path; raises OSError if there is none."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        """The text at a path."""
         try:
-            connection.request("GET", path, headers=self.key)
-            answer = connection.getresponse()
+            self.connection.request("GET", path, headers=self.key)
+            answer = self.connection.getresponse()
             text = answer.read().decode()
-        except http.client.HTTPException as error:
-            raise OSError(f"GET {path} got no answer: {error!r}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise WorkFailed(f"the server's {path} cannot be read: {error}") from error
         finally:
-            connection.close()
+            self.close()
         if answer.status != 200:
-            raise OSError(f"GET {path} got {answer.status}: {text:.200}")
+            raise WorkFailed(f"the server's {path} cannot be read: it got {answer.status}: {text:.200}")
         return text
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self.connection.close()  # the next request opens it again
 
-    def _throw(self, raw: bytes) -> None:
+    def _throw(self, raw: bytes) -> str:
         """Send bytes over a connection of their own, and leave."""
-        with suppress(OSError), socket.create_connection((self.host, self.port), timeout=PATIENCE_S) as connection:
+        with suppress(OSError), socket.create_connection(self.place, timeout=PATIENCE_S) as connection:
             connection.sendall(raw)
+        return "bad"
 
-    def _exchange(self, heard: Heard) -> None:
-        ask, answer = heard.ask, self._ask(heard.ask)
+    def _exchange(self, heard: Heard) -> str:
+        ask = heard.ask
+        self.connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
         if ask.leaves and not ask.streams:
-            heard.end = "cancelled"
-            return
-        response = answer.getresponse()
+            return "cancelled"
+        response = self.connection.getresponse()
         if response.status != 200:
-            _refused(heard, response.status, response.read())
-        elif ask.fault:
+            return _refused(ask, response.status, json.loads(response.read())["error"]["message"])
+        if ask.fault:
             raise Broken("wrong", f"{ask.fault} got 200 instead of {ask.expects}")
-        elif ask.streams:
-            _read_stream(heard, response)
-        else:
-            _read_whole(heard, response.read())
-        response.close()
-        if response.will_close:
-            self.close()
-
-    def _ask(self, ask: Ask) -> http.client.HTTPConnection:
-        """The connection on which a request was sent: a new one if the server has closed the old one meanwhile."""
-        for _ in range(2):
-            kept = self._connection is not None
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
-            try:
-                if kept and _closed(self._connection.sock):
-                    raise ConnectionResetError
-                self._connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
-                return self._connection
-            except OSError:
-                self.close()
-                if not kept:
-                    raise
-        raise AssertionError
+        return _read(heard, _events(response) if ask.streams else [json.loads(response.read())])
 
 
-def _closed(kept: socket.socket | None) -> bool:
-    """Whether the server has closed an idle connection, or sent something on it that was not asked for."""
-    if kept is None:
-        return True
-    kept.setblocking(False)
-    try:
-        rest = kept.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    finally:
-        kept.settimeout(PATIENCE_S)
-    if rest:
-        raise Broken("doubled", "more bytes came after the end of an answer")
-    return True
-
-
-def _refused(heard: Heard, status: int, raw: bytes) -> None:
-    """An answer that is an error: expected, for want of room, or a fault."""
-    ask, message = heard.ask, json.loads(raw)["error"]["message"]
+def _refused(ask: Ask, status: int, message: str) -> str:
+    """What an answer that is an error counts as: expected, for want of room, or a fault."""
     if status == FULL:
-        heard.end = "refused"
-    elif ask.fault:
-        if status != ask.expects:
-            raise Broken("wrong", f"{ask.fault} got {status} instead of {ask.expects}: {message}")
-        heard.end = "bad"
-    else:
-        raise Broken("lost" if status >= 500 else "wrong", f"got {status}: {message}")
+        return "refused"
+    if status == ask.expects:
+        return "bad"
+    if ask.fault:
+        raise Broken("wrong", f"{ask.fault} got {status} instead of {ask.expects}: {message}")
+    raise Broken("lost" if status >= 500 else "wrong", f"got {status}: {message}")
 
 
-def _read_whole(heard: Heard, raw: bytes) -> None:
-    data = json.loads(raw)
-    texts = {
-        each["index"]: each["message"]["content"] if "message" in each else each["text"] for each in data["choices"]
-    }
-    if len(texts) < len(data["choices"]):
-        raise Broken("doubled", "one choice came twice")
-    reasons = {each["index"]: each["finish_reason"] for each in data["choices"]}
-    _answered(heard, data["id"], texts, reasons, data)
-
-
-def _read_stream(heard: Heard, response: http.client.HTTPResponse) -> None:
+def _read(heard: Heard, chunks: Iterable[dict[str, Any]]) -> str:
+    """Put an answer together from the chunks of a stream, or from the one object that it is."""
+    ask, identity, costs = heard.ask, "", {}
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
-    identity, costs = "", {}
-    for chunk in _chunks(response):
+    for chunk in chunks:
         if "error" in chunk:
             raise Broken("lost", f"the stream ended with an error: {chunk['error']['message']}")
         identity, costs = chunk["id"], chunk if "decoding" in chunk else costs
         for choice in chunk["choices"]:
-            index, text = choice["index"], choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            index, said = choice["index"], choice.get("delta", choice.get("message"))
+            text = choice["text"] if said is None else said.get("content", "")
             if index in reasons:
                 raise Broken("doubled", "a choice went on after its end")
             texts[index] = texts.get(index, "") + text
             if choice["finish_reason"] is not None:
                 reasons[index] = choice["finish_reason"]
-            if text and heard.first_s is None:
+            if text and ask.streams and heard.first_s is None:
                 heard.first_s = time.perf_counter() - heard.began
-            if text and heard.ask.leaves:
-                heard.end = "cancelled"
-                return
-    _answered(heard, identity, texts, reasons, costs)
+            if text and ask.leaves:
+                return "cancelled"
+    choices = range(ask.body.get("n", 1))
+    if sorted(texts) != [*choices] or sorted(reasons) != [*choices]:
+        raise Broken("lost", f"of {len(choices)} choices, {len(texts)} came and {len(reasons)} ended")
+    tokens, passes = costs["usage"]["completion_tokens"], costs["decoding"]["forward_passes"]
+    heard.answer = Answer(tuple(texts[i] for i in choices), tuple(reasons[i] for i in choices), tokens, passes)
+    heard.id = identity
+    return "answered"
 
 
-def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """The data of server-sent events up to the last, which must be followed by nothing."""
     ended = False
     for line in response:
@@ -215,14 +270,3 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
     if not ended:
         raise Broken("lost", "the stream broke off")
-
-
-def _answered(
-    heard: Heard, identity: str, texts: dict[int, str], reasons: dict[int, str], costs: dict[str, Any]
-) -> None:
-    choices = range(heard.ask.body.get("n", 1))
-    if sorted(texts) != list(choices) or sorted(reasons) != list(choices):
-        raise Broken("lost", f"of {len(choices)} choices, {len(texts)} came and {len(reasons)} ended")
-    tokens, passes = costs["usage"]["completion_tokens"], costs["decoding"]["forward_passes"]
-    heard.answer = Answer(tuple(texts[i] for i in choices), tuple(reasons[i] for i in choices), tokens, passes)
-    heard.id, heard.end = identity, "answered"

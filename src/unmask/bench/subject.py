@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ from tokenizers.models import WordLevel
 
 from unmask import __version__
 from unmask.bench.measure import short
-from unmask.bench.roofline import Ceilings
+from unmask.bench.roofline import Ceilings, Floor, ModelCall, floor, measure_ceilings
 from unmask.engine.plan import quantization_of
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import LoadedModel, MaskedLM
 from unmask.models.checkpoint.config import Config
-from unmask.models.checkpoint.loading import TINY, choose_dtype, load_model
+from unmask.models.checkpoint.folder import TINY
+from unmask.models.checkpoint.loading import choose_dtype, load_model
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.device import choose_device, device_name
 from unmask.models.quantized import check_format
 from unmask.models.random_weights import random_model
+from unmask.models.transformer import Transformer
 
 # The sizes of the published checkpoints, under the keys of their config.json.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -71,32 +73,49 @@ SHAPES = (*PUBLISHED, "tiny")
 
 
 class Subject:
-    """The model, and the machine it runs on."""
+    """A model, the machine it runs on, and how fast that machine could be at best."""
 
-    def __init__(self, model: MaskedLM, ceilings: Ceilings) -> None:
-        self.model = model.spec.name
-        self.device = str(model.device)
-        self.device_name = device_name(model.device)
-        self.dtype = str(model.dtype).removeprefix("torch.")
+    def __init__(self, model: MaskedLM, ceilings: Ceilings | None) -> None:
+        self.model, self.ceilings = model, ceilings or measure_ceilings(model.device, model.dtype)
         self.quantized = quantization_of(model)  # format of the blocks' weights; None: the dtype
-        self.threads = torch.get_num_threads()
-        self.copy_gb_per_s = ceilings.bytes_per_s / 1e9
-        self.matmul_tflop_per_s = ceilings.flops_per_s / 1e12
-        lasting = ceilings.lasting_flops_per_s
-        self.lasting_matmul_tflop_per_s = None if lasting is None else lasting / 1e12  # without a pause, on a GPU
-        self.unmask, self.torch = __version__, torch.__version__
+
+    def floor(self, calls: Sequence[ModelCall], *, lasting: bool = False) -> Floor | None:
+        """The least time of a pass's model calls; None for a model that is not a transformer of ours.
+
+        `lasting`: with products at the rate that a GPU keeps up for seconds; None where that was not measured. What a
+        policy asks for beyond the logits of its block (attention maps, say) is not counted.
+        """
+        ceilings = self.ceilings.lasting() if lasting else self.ceilings
+        if ceilings is None or not isinstance(self.model, Transformer):
+            return None
+        return floor(self.model.shape, calls, self.model.dtype.itemsize, ceilings, quantized=self.quantized is not None)
+
+    def figures(self) -> dict[str, Any]:
+        """What every measurement says of model and machine."""
+        model, lasting = self.model, self.ceilings.lasting_flops_per_s
+        return {
+            "model": model.spec.name,
+            "device": str(model.device),
+            "device_name": device_name(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "quantized": self.quantized,
+            "threads": torch.get_num_threads(),
+            "copy_gb_per_s": self.ceilings.bytes_per_s / 1e9,
+            "matmul_tflop_per_s": self.ceilings.flops_per_s / 1e12,
+            "lasting_matmul_tflop_per_s": None if lasting is None else lasting / 1e12,  # without a pause, on a GPU
+            "unmask": __version__,
+            "torch": torch.__version__,
+        }
 
     def in_words(self) -> str:
-        speeds = f"copies {short(self.copy_gb_per_s)} GB/s, multiplies {short(self.matmul_tflop_per_s)} TFLOP/s"
-        if self.lasting_matmul_tflop_per_s is not None:
-            speeds += f" ({short(self.lasting_matmul_tflop_per_s)} without a pause)"
-        numbers = self.dtype if self.quantized is None else f"{self.dtype}, {self.quantized} weights"
-        return f"{self.model}: {self.device_name} ({self.device}), {numbers}, {self.threads} threads; {speeds}"
-
-
-def open_model(name: str | None = None, **how: Any) -> MaskedLM:
-    """As `open_loaded`, without the tokenizer."""
-    return open_loaded(name, **how).model
+        told = self.figures()
+        speeds = f"copies {short(told['copy_gb_per_s'])} GB/s, multiplies {short(told['matmul_tflop_per_s'])} TFLOP/s"
+        if (lasting := told["lasting_matmul_tflop_per_s"]) is not None:
+            speeds += f" ({short(lasting)} without a pause)"
+        numbers = told["dtype"] if self.quantized is None else f"{told['dtype']}, {self.quantized} weights"
+        return (
+            f"{told['model']}: {told['device_name']} ({told['device']}), {numbers}, {told['threads']} threads; {speeds}"
+        )
 
 
 def open_loaded(

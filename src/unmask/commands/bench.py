@@ -6,86 +6,85 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from unmask import flags, screen, terminal
-from unmask.bench.serve_workload import ServeWorkload
-from unmask.bench.workload import RuleWorkload, Workload
+from unmask import flags, screen
+from unmask.bench.workload import RuleWorkload, ServeWorkload, Workload
 from unmask.errors import WorkFailed
-from unmask.field_flags import with_flags
+from unmask.parsing import with_flags
+from unmask.terminal import note, stderr
 
 
 @with_flags(RuleWorkload, "Workload")
-def bench_rule(workload: RuleWorkload, as_json: flags.Json = False) -> None:
+def rule(workload: RuleWorkload, as_json: bool = flags.JSON) -> None:
     """Time the mean-field rule beside the formula as printed.
 
     Logits in, commit set out.
     """
-    from unmask.bench.rule import bench_rule as measure
+    from unmask.bench.rule import bench_rule
 
-    with terminal.status("measuring"):
-        timings = measure(**asdict(workload))
+    with stderr().status("measuring"):
+        timings = bench_rule(workload)
     _show_timings(timings, as_json=as_json)
 
 
 @with_flags(Workload, "Workload", repeats=5)
 @with_flags(flags.BenchPolicy, "Model and policy")
-def bench_step(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
+def step(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
     """Time single forward passes: model, policy, commit.
 
     Beside them stands the floor of this device, which is measured too.
     """
-    from unmask.bench.step import bench_step as measure
+    from unmask.bench.decoding import bench_step
 
-    with terminal.status("preparing") as shown:
-        timings = measure(*chosen.open(workload), on_progress=shown.update, on_missing=terminal.note)
+    with stderr().status("preparing") as shown:
+        timings = bench_step(*chosen.open(workload), on_progress=shown.update, on_missing=note)
     _show_timings(timings, as_json=as_json)
 
 
 @with_flags(Workload, "Workload")
 @with_flags(flags.BenchPolicy, "Model and policy")
-def bench_generate(chosen: flags.BenchPolicy, workload: Workload, as_json: flags.Json = False) -> None:
+def generate(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
     """Time whole requests: tokens/s of everything decoded.
 
     Beside them stands the floor of this device, which is measured too.
     """
-    from unmask.bench.generate import bench_generate as measure
+    from unmask.bench.decoding import bench_generate
 
-    with terminal.status("preparing") as shown:
-        timings = measure(*chosen.open(workload), on_progress=shown.update)
+    with stderr().status("preparing") as shown:
+        timings = bench_generate(*chosen.open(workload), on_progress=shown.update)
     _show_timings(timings, as_json=as_json)
 
 
 @with_flags(ServeWorkload, "Workload")
 @with_flags(flags.BenchModel, "Model")
-def bench_serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: flags.Json = False) -> None:
+def serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: bool = flags.JSON) -> None:
     """Put a server under load, and check every answer.
 
     Each is compared with the one that its request gets alone.
     """
-    from unmask.bench.serve import bench_serve as measure
+    from unmask.bench.serve import bench_serve
     from unmask.engine.generator import Generator
 
     load, parameters = partial(chosen.load, workload.seed), flags.parse_fields(workload.set_)
-    with terminal.status("loading") as shown, ExitStack() as ending:
+    with stderr().status("loading") as shown, ExitStack() as ending:
         llm = Generator(load()) if workload.compare else None
         how: dict[str, Any] = {"url": workload.url, "key": os.environ.get("UNMASK_API_KEY")}
         if workload.url is None:
             child = flags.from_extra("unmask.server_process", "serve", "a server")
             how = ending.enter_context(child.started(load, workload, parameters))._asdict()
-        how |= {"on_progress": shown.update, "on_minute": terminal.note}
-        timing = measure(workload, llm=llm, parameters=parameters, **how)
+        how |= {"on_progress": shown.update, "on_minute": note}
+        timing = bench_serve(workload, llm=llm, parameters=parameters, **how)
     _show_timings([timing], as_json=as_json)
-    for line in timing.faults:
-        terminal.note(line)
+    for line in timing.figures["faults"]:
+        note(line)
     if timing.failed:
         raise WorkFailed(timing.failed)
 
 
 def _show_timings(timings: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
-        print("\n".join(json.dumps(timing.to_dict()) for timing in timings))
+        print("\n".join(json.dumps(timing.figures) for timing in timings))
     else:
-        screen.show_timings(timings[0].in_words(), [row for timing in timings for row in timing.rows()])
+        screen.show_timings(timings[0].title, [row for timing in timings for row in timing.rows])

@@ -1,42 +1,37 @@
-"""`unmask eval` and `unmask report`: measure, and show what was measured."""
+"""`unmask eval`, `report` and `policies`: measure, show what was measured, and what there is to measure."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from unmask import flags, progress, screen, terminal
 from unmask.errors import Interrupted
-from unmask.field_flags import with_flags
+from unmask.options import option
+from unmask.parsing import with_flags
 
 if TYPE_CHECKING:
+    from unmask.evals.run import Finished
     from unmask.evals.store import CellFolder
 
 
 @with_flags(flags.Backend, "Cluster")
 @with_flags(flags.Evaluation, "What is measured")
-def evaluate(
+def eval_(
     asked: flags.Evaluation,
     backend: flags.Backend,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="YAML file, or the name of one in the package.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of the run; one that is there is resumed. [default: runs/NAME]"),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Discard what the folder holds of these cells; measure them anew.")
-    ] = False,
-    listed: Annotated[
-        bool, typer.Option("--list", help="List recipes, tasks, benchmarks and policies, and exit.")
-    ] = False,
-    as_json: flags.Json = False,
+    recipe: str | None = option(None, "YAML file, or the name of one in the package.", "RECIPE"),
+    out: Path | None = option(
+        None, "Folder of the run; one that is there is resumed. [default: runs/NAME]", metavar="FOLDER"
+    ),
+    fresh: bool = option(False, "Discard what the folder holds of these cells; measure them anew.", "--fresh"),
+    listed: bool = option(False, "List recipes, tasks, benchmarks and policies, and exit.", "--list"),
+    as_json: bool = flags.JSON,
 ) -> None:
     """Measure models x policies x settings x tasks.
 
@@ -56,18 +51,24 @@ def evaluate(
     load, folder = backend.loader(), out or Path("runs") / name
     try:
         with progress.evaluating() as heard, backend.quiet():
-            command, say = _command_line(), terminal.note
-            finished = measure(chosen, out=folder, load=load, command=command, fresh=fresh, say=say, **heard)
+            command = shlex.join(["unmask", *sys.argv[1:]])  # to be noted beside its results
+            how: dict[str, Any] = {"load": load, "command": command, "fresh": fresh, "say": terminal.note}
+            finished = measure(chosen, out=folder, **how, **heard)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
-    terminal.note_finished(finished, folder)
+    _note_reused(finished, folder)
     _show_cells(finished.cells, as_json=as_json)
 
 
-def _command_line() -> str:
-    """The command as it was typed, to be noted beside its results."""
-    return shlex.join(["unmask", *sys.argv[1:]])
+def _note_reused(run: Finished, folder: Path) -> None:
+    """Tell of cells that were there before, and of what changed since."""
+    if run.reused:
+        terminal.note(f"cells reused: {', '.join(f'{count} from {name}' for name, count in run.reused.items())}")
+    elif not run.new_cells:
+        terminal.note(f"nothing left to do: {folder} is complete")
+    if run.changed:
+        terminal.note(f"since it was measured, the {' and '.join(run.changed)} changed; --fresh measures it anew")
 
 
 def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
@@ -83,18 +84,16 @@ def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of `unmask eval`, or a folder of such.")],
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write tables and figures to this folder.")] = None,
-    form: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format",
-            metavar="FORM",
-            help="terminal, markdown, csv, latex or json; with --out also png, svg and pdf, may be repeated. "
-            "[default: terminal; with --out, every kind of file]",
-        ),
-    ] = None,
-    as_json: flags.Json = False,
+    runs: Sequence[Path] = option(MISSING, "Folders of `unmask eval`, or a folder of such.", "RUNS"),
+    out: Path | None = option(None, "Write tables and figures to this folder.", metavar="FOLDER"),
+    form: Sequence[str] = option(
+        (),
+        "terminal, markdown, csv, latex or json; with --out also png, svg and pdf, may be repeated. "
+        "[default: terminal; with --out, every kind of file]",
+        "--format",
+        metavar="FORM",
+    ),
+    as_json: bool = flags.JSON,
 ) -> None:
     """Make tables and figures of what was measured.
 
@@ -110,3 +109,21 @@ def report(
         print(made.text(chosen[0]), end="")
     else:
         screen.show_tables(made.tables)
+
+
+def policies(as_json: bool = flags.JSON) -> None:
+    """List the installed policies with their parameters and defaults."""
+    from unmask.policies.listing import installed
+
+    rows = installed()
+    if as_json:
+        print("\n".join(json.dumps(row) for row in rows))
+    else:
+        screen.show_names((row["name"], _policy_in_words(row)) for row in rows)
+
+
+def _policy_in_words(row: dict[str, Any]) -> str:
+    """The parameters of a policy, what it does, and what it needs beyond the logits of its block."""
+    parameters = " ".join(f"{key}={value}" for key, value in row["parameters"].items())
+    needs = f" Needs {', '.join(row['needs'])}." if row["needs"] else ""
+    return f"{parameters}\n{row['about']}{needs}"

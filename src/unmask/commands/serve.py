@@ -1,21 +1,25 @@
-"""`unmask serve` and `unmask batch`: what clients ask, over HTTP or in a file, is answered."""
+"""`unmask serve`, `batch`, `play` and `view`: what is asked over HTTP, in a file or in the browser, and what was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from unmask import flags, progress, terminal
 from unmask.commands.generate import open_model
-from unmask.config_file import with_config_file
 from unmask.errors import Interrupted
-from unmask.field_flags import with_flags
+from unmask.options import option
+from unmask.parsing import with_config_file, with_flags
 from unmask.serve.config import ServerConfig, with_keys
 from unmask.serve.ending import holding_sigterm, stoppable
 from unmask.settings import Settings
+from unmask.web import document
+from unmask.web.show import open_browser, serve_page
+
+PORT = option(0, "Port of this machine; 0: a free one.")
+NO_BROWSER = option(False, "Do not open a browser; the URL is printed.", "--no-browser")
 
 
 @with_config_file
@@ -48,21 +52,17 @@ def batch(
     chosen: flags.Model,
     settings: Settings,
     backend: flags.Backend,
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests in OpenAI's batch form, one a line.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are appended; one that is there is kept.")],
-    batch_size: flags.BatchSize = flags.ROWS,
-    served_model_name: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Name of the model in requests.")
-    ] = None,
+    source: Path = option(MISSING, "Requests in OpenAI's batch form, one a line.", "IN"),
+    target: Path = option(MISSING, "Answers are appended; one that is there is kept.", "OUT"),
+    batch_size: int = flags.BATCH_SIZE,
+    served_model_name: str | None = option(None, "Name of the model in requests."),
 ) -> None:
     """Answer a file of requests as a server would.
 
     Every answer is on disk at once; the same command goes on.
     """
     flags.check_writable(target)
-    files = flags.from_extra("unmask.batch.files", "serve", "a batch")
-
-    on_ray = backend.on_ray("batch")
+    files, on_ray = flags.from_extra("unmask.batch.files", "serve", "a batch"), backend.on_ray("batch")
 
     def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
         from unmask.batch.complete import complete, complete_on
@@ -79,3 +79,43 @@ def batch(
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; every finished answer is in {target}, the same command goes on") from None
     terminal.note(progress.summary_of(done))
+
+
+@with_flags(Settings, "Settings", early_stop=True)
+@with_flags(flags.Model, "Model and policy")
+def play(chosen: flags.Model, settings: Settings, port: int = PORT, no_browser: bool = NO_BROWSER) -> None:
+    """Watch masks fill in the browser.
+
+    The playground of a model, which only this machine can reach.
+    """
+    serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
+    config = with_keys(ServerConfig(port=port), terminal.note)
+    on_ready: Callable[[str], None] = (lambda url: None) if no_browser else open_browser
+    with serving.bind(config) as bound:
+        llm, policy = open_model(chosen)
+        served = serving.Served(llm, config, policy=policy, settings=settings)
+        serving.Server(served, say=terminal.note, on_ready=on_ready).run(bound)
+
+
+def view(
+    files: Sequence[Path] = option(MISSING, "Traces; two are shown side by side.", "FILE"),
+    html: Path | None = option(None, "Write the viewer to one file that needs no server."),
+    port: int = PORT,
+    no_browser: bool = NO_BROWSER,
+) -> None:
+    """Look at traces in the browser, pass by pass."""
+    from unmask.trace.record import Trace
+
+    flags.check_writable(html)
+    traces = [(path.name, Trace.load(path)) for path in files]
+    page = document([(name, [trace.header, *trace.steps, *trace.results]) for name, trace in traces])
+    if html is not None:
+        html.write_text(page, encoding="utf-8")
+        return
+
+    def on_ready(url: str) -> None:
+        terminal.note(f"the viewer is at {url}; Ctrl-C ends it")
+        if not no_browser:
+            open_browser(url)
+
+    serve_page(page, port=port, on_ready=on_ready)

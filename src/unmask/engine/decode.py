@@ -46,8 +46,8 @@ def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
     for call in batch.calls:
         predicted = runner.forward(call)
         for group, part in call.split(predicted):
-            decided.append(runner.decide(group, part))  # view, select, guarantees, commit: all on the device
-    batch.seal(scheduler)  # notes abandoned rows and waiting requests, so that `read` may launch the next pass
+            decided.append(runner.decide(group, part))  # view, select, guarantees, commit
+    batch.seal(scheduler)  # settles which rows the next pass has, so that `read` may launch it
     results = runner.read(batch, decided)  # the host waits for the device
     events = [row.record(turns) for row, turns in results]
     batch.retire()  # takes out rows that are finished, abandoned or have failed

@@ -11,7 +11,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from unmask.options import check_flag, check_whole
+from unmask.options import check_bounds, parameter
 from unmask.rules.marginals import probability_of, top2_margin
 from unmask.types import Decision, Open, StepView
 
@@ -25,12 +25,11 @@ class Detail:
         overlap: Whether the overlap matrix is told, for policies that have one.
     """
 
-    candidates: int = 5
+    candidates: int = parameter(5, least=0)
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        check_whole(self, "candidates", least=0)
-        check_flag(self, "overlap")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from unmask.evals.cell import TABLES, Cell, ModelInfo
 from unmask.evals.harness import BENCHMARKS, describe_benchmark, unknown_task
 from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
-from unmask.options import check_choice, check_flag, check_whole
+from unmask.options import check_bounds, parameter
 from unmask.policies.presets import TASKS as PRESET_TASKS
 from unmask.settings import Settings
 from unmask.yaml_file import read_mapping
@@ -93,13 +93,13 @@ class Recipe:
     policies: tuple[PolicyChoice, ...]
     settings: tuple[dict[str, Any], ...]
     tasks: tuple[str, ...]
-    table: str = "main"
+    table: str = parameter("main", choices=TABLES)
     title: str = ""
     data_dir: str | None = None
-    limit: int | None = None
-    batch_size: int | None = None
-    shots: int | None = None
-    seed: int = 0  # of the items, where they are drawn
+    limit: int | None = parameter(None, least=1)
+    batch_size: int | None = parameter(None, least=1)
+    shots: int | None = parameter(None, least=0)
+    seed: int = parameter(0, least=0)  # of the items, where they are drawn
     allow_unsandboxed: bool = False
     shared: bool = False  # other work uses the device meanwhile, so that times are worth nothing
 
@@ -223,11 +223,7 @@ def _task(item: Any) -> str:
 
 def _check_plain(recipe: Any) -> None:
     """Check the keys that hold one number, text or truth value."""
-    check_whole(recipe, "limit", "batch_size", least=1, optional=True)
-    check_whole(recipe, "shots", least=0, optional=True)
-    check_whole(recipe, "seed", least=0)
-    check_flag(recipe, "allow_unsandboxed", "shared")
-    check_choice(recipe, "table", TABLES)
+    check_bounds(recipe, Recipe)
     if not isinstance(recipe.title, str):
         raise WrongOption("title", f"must be text, got {recipe.title!r}")
     if recipe.data_dir is not None and not (isinstance(recipe.data_dir, str) and Path(recipe.data_dir).is_dir()):

@@ -25,7 +25,7 @@ from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
 from unmask.evals.recipe import Checkpoint, Recipe, expand
 from unmask.evals.run_folder import locked, open_run, other_results, reuse, save_run
 from unmask.evals.store import CellFolder, complete_cell
-from unmask.models.checkpoint.fingerprint import fingerprint
+from unmask.models.checkpoint.folder import fingerprint
 
 RUN_CODE = {"humaneval", "mbpp", "list_functions", "code_gaps"}  # tasks whose answers are programs
 

@@ -115,15 +115,8 @@ class QuantizedLinear(nn.Module):
                 setattr(self, name, buffer.to(after.device))
         return self
 
-    def weight(self, dtype: torch.dtype) -> Float[Tensor, "n k"]:
-        """The weights, widened."""
-        return widened(self.stored, self.scale, self.in_features, dtype)
-
     def forward(self, x: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows n"]:
         return product(x, self.stored, self.scale, self.bias, self.arrived)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, {self.stored.dtype}, bias={self.bias is not None}"
 
 
 def bytes_to_load(model: nn.Module, quantize: str | None) -> int:

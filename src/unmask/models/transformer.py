@@ -19,11 +19,9 @@ from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache
 from unmask.device import fast_module
 from unmask.errors import UnmaskError
-from unmask.models.attention import Attend, Packed, Padded, first_keys, picked, shadow_mask, visible_mask
+from unmask.models.attention import Attend, Packed, Packing, Padded, first_keys, picked, shadow_mask, visible_mask
 from unmask.models.base import Capabilities, ModelSpec, PassInputs, Prediction
-from unmask.models.layers import Block, LayerOps, RMSNorm, TransformerShape
-from unmask.models.packing import Packing
-from unmask.models.rotary import Rotary
+from unmask.models.layers import Block, LayerOps, RMSNorm, Rotary, TransformerShape
 
 # Padding costs less than packing where the positions to compute are more than this share of the padded ones.
 _WORTH_PACKING = 0.9
@@ -214,12 +212,9 @@ class Transformer(nn.Module):
 
     def _check(self, inputs: PassInputs) -> None:
         """Refuse, in one line, a prediction that has no meaning."""
-        cached = inputs.cache is not None
-        if cached and inputs.attention_layers is not None:
-            raise UnmaskError("attention maps need the whole canvas: they are not available with a cache")
-        if cached and inputs.shadow is not None:
-            raise UnmaskError("shadow predictions need the whole canvas: they are not available with a cache")
-        if not cached and not inputs.plan.self_contained:
+        if inputs.cache is not None and (inputs.attention_layers is not None or inputs.shadow is not None):
+            raise UnmaskError("attention maps and shadow predictions need the whole canvas: they go with no cache")
+        if inputs.cache is None and not inputs.plan.self_contained:
             raise UnmaskError("a pass over part of a canvas needs a cache that a whole pass has filled")
         if inputs.shadow is not None and self.spec.shifted:
             reason = "predicts a position from the one before it"

@@ -119,7 +119,7 @@ def is_pure(policy: object) -> bool:
 def most_commits(policy: object, open_now: int, step: int) -> int:
     """How many of a row's open positions a pass may commit, as far as the policy knows before it has seen the logits.
 
-    `step`: passes already spent on the block.
+    `step`: decisions already made in the block (one a pass, unless guesses are verified).
     """
     if not _speaks_of(policy, "most_commits", "select"):
         return open_now

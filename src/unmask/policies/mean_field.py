@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unmask import rules
+from unmask.options import parameter
 from unmask.policies.base import Base, register
 from unmask.policies.scores import eligible
-from unmask.rules.validation import check_parameters
+from unmask.rules.commit import BOUNDS
 from unmask.types import Decision, StepView
 
 
@@ -21,20 +22,18 @@ class MeanField(Base):
 
     pure = True  # neither state nor host reads: a CUDA graph can capture a decision
 
-    threshold: float = 0.85
-    iterations: int = 2
-    interaction: str = "jsd"
-    uniform_weight: float = 1.0
-    normalize: str = "max"
-    fallback: str = "field"
-    vocabulary: int | None = None  # compare this many of the likeliest tokens, the rest merged into one
-
-    def __post_init__(self) -> None:
-        check_parameters(self)
+    threshold: float = parameter(0.85, **BOUNDS["threshold"])
+    iterations: int = parameter(2, **BOUNDS["iterations"])
+    interaction: str = parameter("jsd", **BOUNDS["interaction"])
+    uniform_weight: float = parameter(1.0, **BOUNDS["uniform_weight"])
+    normalize: str = parameter("max", **BOUNDS["normalize"])
+    fallback: str = parameter("field", **BOUNDS["fallback"])
+    # Compare this many of the likeliest tokens, the rest merged into one.
+    vocabulary: int | None = parameter(None, **BOUNDS["vocabulary"])
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
-        # A position whose proposed token is ruled out (logit -inf) is committed last. `eligible` leaves it out, so that
-        # it does not repel the others.
+        # A position whose proposed token is ruled out (logit -inf) must not repel the others: `eligible` leaves it out,
+        # and the engine commits it when nothing else is left.
         result = rules.mean_field_commit(
             view.logits,
             eligible(view),
@@ -46,7 +45,7 @@ class MeanField(Base):
             fallback=self.fallback,
             vocabulary=self.vocabulary,
             open_at_most=view.open_at_most,
-            validate=False,
+            validate=False,  # which would wait for the device
         )
         decision = Decision(
             commit=result.commit, score=result.score, intensity=result.intensity, overlap=result.overlap

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask.errors import UnmaskError, WorkFailed
-from unmask.options import check_number, check_whole, option
+from unmask.options import check_bounds, option
 
 CONNECT_S = 5.0  # for a TCP connection to the head node
 CHECK_S = 2.0  # between two looks at the cluster
@@ -35,16 +35,16 @@ class ClusterConfig:
         "Head node of a Ray cluster, or auto. [default: a cluster on this machine, while it is needed]",
         metavar="HOST:PORT",
     )
-    replicas: int | None = option(None, "Copies of the model on the cluster. [default: as many as have room]")
-    cpus_per_replica: float = option(1.0, "CPU cores of a replica.")
+    replicas: int | None = option(None, "Copies of the model on the cluster. [default: as many as have room]", least=1)
+    cpus_per_replica: float = option(1.0, "CPU cores of a replica.", within="[0.01, inf)")
     gpus_per_replica: float | None = option(
-        None, "GPUs of a replica; 0.5: two replicas share one. [default: 1 if the cluster has any]"
+        None,
+        "GPUs of a replica; 0.5: two replicas share one. [default: 1 if the cluster has any]",
+        within="[0, inf)",
     )
 
     def __post_init__(self) -> None:
-        check_whole(self, "replicas", least=1, optional=True)
-        check_number(self, "cpus_per_replica", within="[0.01, inf)")
-        check_number(self, "gpus_per_replica", within="[0, inf)", optional=True)
+        check_bounds(self)
 
 
 def import_ray() -> Any:

@@ -5,18 +5,29 @@ The algorithm itself is in mean_field.py. Ties go to the lowest index, and ident
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from unmask.device import with_kernel
+from unmask.errors import UnmaskError
+from unmask.options import checked
 from unmask.rules.mean_field import MeanFieldCommit, mean_field, mean_field_history, sigmoid
-from unmask.rules.open_positions import open_first, pick, put_back
-from unmask.rules.validation import check_parameters, check_rows, check_tensors, most_open
+
+# What each parameter of the rule may be; the vocabulary may also be None.
+BOUNDS: dict[str, dict[str, Any]] = {
+    "threshold": {"within": "(0, 1]"},
+    "iterations": {"least": 0},
+    "interaction": {"choices": ("jsd", "uniform", "none")},
+    "uniform_weight": {"within": "[0, inf)"},
+    "normalize": {"choices": ("max", "none")},
+    "fallback": {"choices": ("field", "confidence")},
+    "vocabulary": {"least": 1},
+}
 
 
 def mean_field_commit(
@@ -40,7 +51,7 @@ def mean_field_commit(
     tokens and merges the rest. `validate=False` trusts the logits and brings nothing to the host, as a captured graph
     needs; closed positions then cost as much as open ones, unless `open_at_most` says how many of a row can be open.
     """
-    parameters = SimpleNamespace(
+    parameters = _checked_parameters(
         threshold=threshold,
         iterations=iterations,
         interaction=interaction,
@@ -49,13 +60,12 @@ def mean_field_commit(
         fallback=fallback,
         vocabulary=vocabulary,
     )
-    check_parameters(parameters)
-    check_tensors(logits, masked)
+    _check_tensors(logits, masked)
     logits = logits.detach()
     if validate:
-        check_rows(logits, masked)
-        open_at_most = most_open(masked, open_at_most)
-    decided = commit_open(logits, masked, open_at_most=open_at_most, **vars(parameters))
+        _check_rows(logits, masked)
+        open_at_most = int(masked.sum(-1).max()) if masked.numel() else 0
+    decided = commit_open(logits, masked, open_at_most=open_at_most, **parameters)
     return _with_diagnostics(decided, masked, iterations) if diagnostics else decided
 
 
@@ -71,17 +81,32 @@ def commit_open(
     logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"], *, open_at_most: int | None, **parameters: Any
 ) -> MeanFieldCommit:
     """The rule over open positions alone, where the caller knows that no row has more than `open_at_most`."""
-    index = None if open_at_most is None else open_first(masked, open_at_most)
-    if index is None:
+    k = masked.shape[1]
+    if open_at_most is None or open_at_most >= k:
         return mean_field(logits, masked, **parameters)
-    decided, k = mean_field(pick(logits, index), pick(masked, index), **parameters), masked.shape[1]
+    # Columns of the open positions, in order, then closed ones up to the longest row.
+    index = masked.int().argsort(dim=-1, descending=True, stable=True)[:, :open_at_most]
+    decided = mean_field(_pick(logits, index), _pick(masked, index), **parameters)
     return MeanFieldCommit(
-        commit=put_back(decided.commit, index, k),
-        score=put_back(decided.score, index, k).masked_fill(~masked, -torch.inf),
-        intensity=put_back(decided.intensity, index, k),
-        margin=put_back(decided.margin, index, k),
-        overlap=put_back(put_back(decided.overlap, index, k).mT, index, k),
+        commit=_put_back(decided.commit, index, k),
+        score=_put_back(decided.score, index, k).masked_fill(~masked, -torch.inf),
+        intensity=_put_back(decided.intensity, index, k),
+        margin=_put_back(decided.margin, index, k),
+        overlap=_put_back(_put_back(decided.overlap, index, k).mT, index, k),
     )
+
+
+def _pick(values: Shaped[Tensor, "b k *rest"], index: Int[Tensor, "b m"]) -> Shaped[Tensor, "b m *rest"]:
+    """What stands in the given columns."""
+    b, k = values.shape[:2]
+    flat = index + k * torch.arange(b, device=index.device).unsqueeze(-1)
+    return values.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, index.shape)
+
+
+def _put_back(values: Shaped[Tensor, "b *other m"], index: Int[Tensor, "b m"], k: int) -> Shaped[Tensor, "b *other k"]:
+    """The values in their old columns, and 0 in the others."""
+    columns = index.view(index.shape[0], *[1] * (values.ndim - 2), index.shape[1]).expand_as(values)
+    return values.new_zeros(*values.shape[:-1], k).scatter(-1, columns, values)
 
 
 def _with_diagnostics(decided: MeanFieldCommit, masked: Bool[Tensor, "b k"], iterations: int) -> MeanFieldCommit:
@@ -95,3 +120,35 @@ def _with_diagnostics(decided: MeanFieldCommit, masked: Bool[Tensor, "b k"], ite
     pairwise = history * torch.einsum("bij,rbj->rbi", decided.overlap, history)
     entropy = torch.special.entr(history) + torch.special.entr(1.0 - history)
     return replace(decided, history=history, elbo=(unary - 0.5 * pairwise + entropy).sum(-1))
+
+
+def _checked_parameters(**parameters: Any) -> dict[str, Any]:
+    """The parameters of the rule; raises unless all of them keep to their bounds."""
+    return {
+        name: value if value is None and name == "vocabulary" else checked(name, value, **BOUNDS[name])
+        for name, value in parameters.items()
+    }
+
+
+def _check_tensors(logits: Tensor, masked: Tensor) -> None:
+    """Raise unless these are logits (b, k, v) and a boolean mask (b, k)."""
+    if logits.ndim != 3 or logits.shape[-1] == 0 or not logits.is_floating_point():
+        raise UnmaskError(f"logits must be floating point of shape (b, k, v), got {_described(logits)}")
+    if masked.dtype != torch.bool or masked.shape != logits.shape[:2]:
+        raise UnmaskError(f"masked must be bool of shape {tuple(logits.shape[:2])}, got {_described(masked)}")
+
+
+def _check_rows(logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]) -> None:
+    """Raise if the logits of an open position are no distribution: with NaN or +inf, or all -inf."""
+    best = logits.amax(-1)
+    bad = masked & ~best.isfinite()
+    if not bad.any():
+        return
+    row, position = bad.nonzero()[0].tolist()
+    value = float(best[row, position])
+    trouble = "are all -inf" if value == -math.inf else f"contain {'NaN' if math.isnan(value) else '+inf'}"
+    raise UnmaskError(f"the logits of row {row}, position {position} {trouble}; every open position needs a prediction")
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

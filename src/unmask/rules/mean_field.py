@@ -9,9 +9,9 @@ position is committed if its margin outweighs the repulsion of all positions tha
     field      h    = c,  then R times  h_i = c_i - sum over j of D_ij sigmoid(h_j)
     intensity  q    = sigmoid(h);  commit where q >= threshold; if that is nowhere, where h is largest
 
-These are the defaults: `interaction`, `normalize` and `fallback` change the overlap and the last step. Open means still
-masked. `mean_field_commit` in rules/commit.py checks the arguments and, where it knows how many positions can be open
-at most, computes on that many only.
+R is `iterations`. These are the defaults: `interaction`, `normalize` and `fallback` change the overlap and the last
+step. Open positions are those to decide on, and m of a block's k columns are computed: `mean_field_commit` in
+rules/commit.py checks the arguments and, where it knows how many can be open at most, leaves closed ones out.
 """
 
 from __future__ import annotations

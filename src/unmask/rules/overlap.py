@@ -22,8 +22,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from unmask.options import checked
 from unmask.rules.marginals import aligned, probabilities
-from unmask.rules.validation import check_vocabulary
 
 _LN2 = math.log(2.0)
 
@@ -55,7 +55,8 @@ def pairwise_overlap(
     Positions that are not `masked` have no influence, whatever they hold, and an overlap of 0, also with themselves.
     `vocabulary=K` compares every row's K best tokens and merges the rest; see `truncation_error`.
     """
-    check_vocabulary(vocabulary)
+    if vocabulary is not None:
+        checked("vocabulary", vocabulary, least=1)
     rows, is_open = _flat(logits, masked)
     truncated = vocabulary is not None and vocabulary < rows.shape[-1]
     parts = []
@@ -75,7 +76,7 @@ def truncation_error(logits: Float[Tensor, "*batch m v"], *, vocabulary: int) ->
 
     It is what the merged rest contributes, and so at most (e_i + e_j) / 2, e being a row's probability of the rest.
     """
-    check_vocabulary(vocabulary)
+    checked("vocabulary", vocabulary, least=1)
     rows, is_open = _flat(logits, None)
     rest = _merge_rest(_wide_probabilities(rows), is_open, vocabulary)[..., :1]
     return _overlaps(rest).reshape(*logits.shape[:-1], logits.shape[-2])

@@ -1,6 +1,7 @@
-"""The viewer as one file: styles, scripts and traces inside it, so that it opens from a disk and asks for nothing.
+"""The files of the page as they lie in the package, and the viewer as one file, which asks for nothing.
 
-Scripts are modules. In one file they become functions that hand out what they export, in the order of their imports.
+That file has styles, scripts and traces inside it, so that it opens from a disk. Scripts are modules. In one file they
+become functions that hand out what they export, in the order of their imports.
 """
 
 from __future__ import annotations
@@ -10,14 +11,49 @@ import html
 import json
 import re
 from collections.abc import Sequence
-from hashlib import sha256
-from typing import Any
+from functools import cache
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from unmask.web.assets import text_of
-
+FOLDER = Path(__file__).parent
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# What a served page may do: load its own files and ask its own server, nothing else.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.M)
 _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.M)
 HEIGHT = 760  # of the viewer in a notebook, in pixels
+
+
+class Asset(NamedTuple):
+    """A file with what a server must say about it."""
+
+    content: bytes
+    kind: str
+    tag: str  # changes with the content
+
+
+@cache
+def asset(name: str) -> Asset | None:
+    """The file of that name; None if the page has no such file."""
+    path = FOLDER / name
+    if not re.fullmatch(r"[a-z]+\.(html|css|js|svg)", name) or not path.is_file():
+        return None
+    content = path.read_bytes()
+    return Asset(content=content, kind=KINDS[path.suffix], tag=f'"{blake2b(content, digest_size=12).hexdigest()}"')
+
+
+def text_of(name: str) -> str:
+    """The text of a file that is there."""
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def document(traces: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> str:

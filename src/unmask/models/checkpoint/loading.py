@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,15 @@ from torch import Tensor, nn
 
 from unmask.errors import CheckpointError, UnknownName, UnmaskError, one_line
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
-from unmask.models.checkpoint.config import MOST_TEXT, Config
-from unmask.models.checkpoint.hub import DATA_FILES, download
-from unmask.models.checkpoint.memory import check_memory, memory_errors
+from unmask.models.checkpoint.config import Config
+from unmask.models.checkpoint.folder import checkpoint_folder
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.checkpoint.weights import Weights
-from unmask.models.device import choose_device
+from unmask.models.device import check_memory, choose_device, memory_errors
 from unmask.models.families.find import family_of
 from unmask.models.quantized import blocks_of, bytes_to_load, check_format, quantized_layers
 
-TINY = Path(__file__).parents[1] / "tiny"
-BUILT_IN = ("tiny", "toy")
 MOST_LAYERS = 1000
-_HUB_PAGE = re.compile(
-    r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/]+/[^/?#]+)(/(tree|blob|resolve)/(?P<revision>[^/?#]+))?"
-)
-_POINTER = b"version https://git-lfs.github.com/spec/"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -72,54 +64,12 @@ def load_model(
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The dtype asked for; None leaves the choice to device and checkpoint."""
-    if dtype is None or dtype in DTYPES.values():
-        return dtype  # ty: ignore[invalid-return-type]
+    if dtype is None:
+        return None
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise UnknownName("dtype", name, DTYPES)
     return DTYPES[name]
-
-
-def checkpoint_folder(
-    name: str, *, revision: str | None = None, token: str | None = None, cache_dir: str | Path | None = None
-) -> Path:
-    """The folder of a checkpoint. The files of a hub name are downloaded if they are not cached."""
-    path = TINY if name == "tiny" else Path(name).expanduser()
-    if name == "tiny" and not (path / "config.json").exists():
-        raise CheckpointError("the embedded model 'tiny' is not part of this installation; use 'toy' or a checkpoint")
-    if path.is_file():
-        raise CheckpointError(f"{name}: is a file; give the folder that holds it, with config.json beside it")
-    if path.is_dir():
-        if revision is not None:
-            raise UnmaskError(f"revision={revision!r} applies to names on the hub, but {name!r} is a folder here")
-        return _checked(path)
-    if found := _HUB_PAGE.match(name):
-        at = f" and the revision {found['revision']}" if found["revision"] else ""
-        raise CheckpointError(f"{name}: is an address; give the name on the hub, {found['name']}{at}")
-    if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2:
-        raise CheckpointError(f"{name}: there is no such folder")
-    if near := get_close_matches(name, BUILT_IN, n=1, cutoff=0.7):
-        raise UnknownName("model", name, [*near, "a folder", "a name on the hub"])
-    return _checked(download(name, revision=revision, token=token, cache_dir=cache_dir))
-
-
-def _checked(folder: Path) -> Path:
-    """The folder, if reading its files ends (no pipe, no device, no text without bounds) and they were fetched."""
-    try:
-        for path in folder.iterdir():
-            if not any(path.match(pattern) for pattern in DATA_FILES) or not path.exists():
-                continue
-            if not path.is_file():
-                raise CheckpointError(f"{path}: is not a regular file")
-            if path.suffix != ".safetensors" and path.stat().st_size > MOST_TEXT:
-                raise CheckpointError(f"{path}: is larger than {MOST_TEXT // 2**20} MiB; only weights are")
-            with path.open("rb") as file:
-                if file.read(len(_POINTER)) == _POINTER:
-                    way = f"run `git lfs pull` in {folder}, or load the name on the hub"
-                    raise CheckpointError(f"{path}: is a Git LFS pointer, not the file itself; {way}")
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror or error}") from error
-    return folder
 
 
 def _load_folder(

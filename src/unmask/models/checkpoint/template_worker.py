@@ -16,6 +16,8 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from unmask.errors import one_line
+
 
 class _TransparentGeneration(Extension):
     """`{% generation %}` marks text to train on. Here the text inside is kept and the mark ignored."""
@@ -32,12 +34,12 @@ def answer(order: dict[str, Any]) -> dict[str, str]:
     try:
         compiled = _compile(order["template"])
     except Exception as error:  # beside jinja2's own errors: nested too deeply, too large
-        return {"invalid": _one_line(error)}
+        return {"invalid": one_line(error)}
     try:
         # Templates test tools and documents against none, and an undefined name is not none.
         text = compiled.render(order["values"] | {"tools": None, "documents": None})
     except Exception as error:  # a template can fail in any way that its expressions can
-        return {"refused": _one_line(error)}
+        return {"refused": one_line(error)}
     if len(text) > order["characters"]:
         return {"refused": f"it made {len(text)} characters of them, more than {order['characters']}"}
     return {"text": text}
@@ -66,7 +68,3 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 _FUNCTIONS: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error)[:1000].split()) or type(error).__name__

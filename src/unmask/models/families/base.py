@@ -93,6 +93,7 @@ class TransformerFamily(ABC):
             "mask_id": mask_id,
             "eos_id": ends[0],
             "end_ids": frozenset(ends),
+            "bos_id": codec.named_id("bos_token"),
         }
         own = self.quirks(config, codec, ends)
         return ModelSpec(name=name, family=self.family, convention=self.convention, **common | own)

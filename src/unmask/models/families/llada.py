@@ -6,10 +6,9 @@ running it like the published one would silently give wrong text.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from unmask.models.checkpoint.config import Config
-from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.families.base import TransformerFamily, families
 from unmask.models.layers import TransformerShape
 
@@ -69,6 +68,3 @@ class LLaDA(TransformerFamily):
             qkv_bias=config.flag("include_qkv_bias", False),
             tied=config.flag("weight_tying", False),
         )
-
-    def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:
-        return {"bos_id": codec.named_id("bos_token")}

@@ -14,11 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.cache.storage import Storage
-from unmask.models.attention import picked
+from unmask.models.attention import Packing, picked
 from unmask.models.kernels import triton_layers
 from unmask.models.kernels.launch import check_contiguous, launch
 from unmask.models.layers import Store, TransformerShape
-from unmask.models.packing import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache, Storage
-from unmask.models.attention import Padded, first_keys
+from unmask.models.attention import Packing, Padded, first_keys
 from unmask.models.base import MaskedLM, PassInputs, Prediction
 from unmask.models.kernels import ops
 from unmask.models.kernels.attention import CachedKernel, PackedKernel
 from unmask.models.kernels.graphs import CudaGraph, Outputs, PassGraphs, Record
-from unmask.models.packing import Packing
 from unmask.models.transformer import Transformer
 
 # The number of packed positions is rounded up to a multiple of this, so that few shapes occur. Products have tiles of
