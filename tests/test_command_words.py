@@ -53,9 +53,9 @@ def test_help_fits_the_screen_cuts_nothing_and_has_plain_words(command, columns,
 def test_help_of_the_command_tells_what_each_verb_does_however_narrow(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert run(["-h"]) == 0
-    assert "List the installed policies with their parameters and defaults." in " ".join(
-        capsys.readouterr().out.split()
-    )
+    text = capsys.readouterr().out
+    assert "List the installed policies with their parameters and defaults." in " ".join(text.split())
+    assert 'eval "$(_UNMASK_COMPLETE=bash_source unmask)"\n' in text  # one line, as it is typed
 
 
 WRONG = {
@@ -67,10 +67,13 @@ WRONG = {
     "no number": (["generate", "x", "--temperature", "hot"], "--temperature must be a number, got 'hot'"),
     "no whole number": (["generate", "x", "--seed", "1.5"], "--seed must be a whole number, got '1.5'"),
     "too small": (["generate", "x", "--batch-size", "0"], "--batch-size must be a whole number of at least 1, got 0"),
-    "no value": (["generate", "x", "--seed"], "--seed needs a value"),
+    "no value": (["generate", "x", "--seed"], "--seed needs a value\n"),
     "a value too many": (["generate", "x", "--chat=yes"], "--chat takes no value"),
     "an argument too many": (["policies", "x"], "it takes no argument x; see `unmask policies --help`"),
     "an argument missing": (["batch"], "IN is missing; see `unmask batch --help`"),
+    "several missing": (["report"], "RUNS is missing; see `unmask report --help`"),
+    "flag like help": (["eval", "--recip", "x"], "unknown flag '--recip'; see `unmask eval --help`"),
+    "a port beyond": (["view", "x", "--port", "70000"], "--port must be a whole number in [0, 65535], got 70000"),
     "a cache of other models": (["generate", "x", "--model", "toy", "--cache", "exact"], "--cache exact is for"),
     "an empty prompt": (["generate", "", "--model", "toy"], "the prompt is empty"),
 }

@@ -29,7 +29,11 @@ COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command
     cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=f'A shell completes commands after eval "$({COMPLETE}=bash_source unmask)", or zsh_source, or fish_source.',
+    epilog=f"""A shell completes commands after this line, or the same with zsh_source or fish_source:
+
+\b
+  eval "$({COMPLETE}=bash_source unmask)"
+""",
 )
 @click.version_option(__version__, message="%(version)s", help="Show the version and exit.")
 def app() -> None:

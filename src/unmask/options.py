@@ -1,7 +1,8 @@
 """Fields that a user sets: declared once with their default, help text and bounds; their values are checked by these.
 
 Settings, servers, benchmarks and policies are frozen dataclasses of such fields. A message is one line that names the
-field and its value. Bounds are `within` an interval such as "(0, 1]", a `least` whole number, or `choices` of words.
+field and its value. Bounds are `within` an interval such as "(0, 1]", a `least` whole number, perhaps a `most`, or
+`choices` of words.
 """
 
 from __future__ import annotations
@@ -87,12 +88,22 @@ def check_bounds(owner: Any, kind: Any = None) -> None:
             object.__setattr__(owner, item.name, checked(item.name, value, **bounds))
 
 
-def checked(name: str, value: Any, *, within: str = "", least: int | None = None, choices: Sequence[str] = ()) -> Any:
+def checked(
+    name: str,
+    value: Any,
+    *,
+    within: str = "",
+    least: int | None = None,
+    most: int | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
     """The value, if it keeps to the bounds. A number within an interval is given back as a float."""
     if choices and value not in choices:
         raise UnknownName(name, str(value), choices)
-    if least is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise WrongOption(name, f"must be a whole number of at least {least}, got {value!r:.80}")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if least is not None and not (whole and least <= value <= (value if most is None else most)):
+        wanted = f"of at least {least}" if most is None else f"in [{least}, {most}]"
+        raise WrongOption(name, f"must be a whole number {wanted}, got {value!r:.80}")
     return _within(name, value, within) if within else value
 
 

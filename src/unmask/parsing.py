@@ -67,11 +67,22 @@ def _flag(name: str, declared: Field[Any], hint: Any, default: Any) -> click.Par
         metavar, required = names[0] + "..." * several, default is MISSING
         how: dict[str, Any] = {"nargs": -1 if several else 1, "metavar": metavar if required else f"[{metavar}]"}
         return click.Argument([name], type=_Value(kind), required=required, help=about["help"], **how)
-    how = {"default": default, "show_default": True, "help": about["help"], "hidden": about["hidden"]}
+    how = {"default": default, "help": about["help"] + _default_in_words(default, names), "hidden": about["hidden"]}
     if kind is bool:
         return click.Option([name, *(names or [f"--{_word(name)}/--no-{_word(name)}"])], is_flag=True, **how)
     value = _Value(kind, **about["bounds"])
     return click.Option([name, *(names or [f"--{_word(name)}"])], type=value, metavar=metavar, multiple=several, **how)
+
+
+def _default_in_words(default: Any, names: Sequence[str]) -> str:
+    """The default as the help page has it; of a flag that can only be turned on, and of no value, nothing."""
+    if default in (None, "", (), MISSING) or (default is False and len(names) == 1):
+        return ""
+    shown = [
+        str(each).lower() if isinstance(each, bool) else f"{each:g}" if isinstance(each, float) else str(each)
+        for each in (default if isinstance(default, tuple) else [default])
+    ]
+    return f" [default: {', '.join(shown)}]"
 
 
 def _word(name: str) -> str:
@@ -114,6 +125,8 @@ def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) 
             if flag.is_flag and not isinstance(value, bool | None):
                 flag.type.fail(f"must be {_WANTED[bool]}, got {value!r:.80}")
             several = [value] if flag.multiple and not isinstance(value, list) else value
+            if value is not None and isinstance(several, list) and None in several:
+                flag.type.convert(None, flag, ctx)  # which fails; click would hand None on
             found[flag.name] = flag.default if value is None else flag.type_cast_value(ctx, several)
         except click.BadParameter as error:
             raise UnmaskError(f"{key} in {path} {error.message}") from error
@@ -165,7 +178,7 @@ def in_flags(error: UnmaskError, flags: Collection[str]) -> str:
 def complaint_of(error: click.ClickException) -> str:
     """What is wrong with the command: the flag, its value, and the way out."""
     ctx: Any = getattr(error, "ctx", None)
-    see, message = f"see `{ctx.command_path} --help`" if ctx else "", error.message
+    see, message = f"; see `{ctx.command_path} --help`" if ctx else "", error.message
     match error:
         case click.exceptions.NoArgsIsHelpError():
             return message
@@ -174,13 +187,13 @@ def complaint_of(error: click.ClickException) -> str:
         case click.NoSuchOption():
             word = error.option_name.lstrip("-")
             if any(word == param.name for param in ctx.command.params if isinstance(param, click.Argument)):
-                return f"unknown flag {error.option_name!r}; give {word.upper()} without a flag: {see}"
-            near = f"did you mean {error.possibilities[0]!r}?" if error.possibilities else see
-            return f"unknown flag {error.option_name!r}; {near}"
+                return f"unknown flag {error.option_name!r}; give {word.upper()} without a flag{see}"
+            near = [flag for flag in error.possibilities or () if flag != "--help"]
+            return f"unknown flag {error.option_name!r}" + (f"; did you mean {near[0]!r}?" if near else see)
         case click.BadOptionUsage():
             problem = "needs a value" if "requires" in message else "takes no value"
-            return f"{error.option_name} {problem}; {see}"
+            return f"{error.option_name} {problem}{see}"
         case click.BadParameter(param=param) if param is not None:
-            name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
-            return f"{name} is missing; {see}" if isinstance(error, click.MissingParameter) else f"{name} {message}"
-    return re.sub(r"Got unexpected extra argument\S* \((.*)\)", r"it takes no argument \1", message) + f"; {see}"
+            name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name.strip("[.]")
+            return f"{name} is missing{see}" if isinstance(error, click.MissingParameter) else f"{name} {message}"
+    return re.sub(r"Got unexpected extra argument\S* \((.*)\)", r"it takes no argument \1", message) + see

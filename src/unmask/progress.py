@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from unmask.errors import counted
 from unmask.terminal import stderr
@@ -22,27 +23,32 @@ if TYPE_CHECKING:
 
 LOADING_S = 1.0  # of loading, before a bar is shown
 LINE_S = 30.0  # between two lines of progress where there is no terminal
-BAR = 20  # letters
+BAR = 12  # letters
 
 
 @contextmanager
 def _bar() -> Generator[Callable[..., None]]:
-    """Yields a function that shows a text, and the share that is done. It may be given the `seconds` so far.
+    """Yields a function that shows a text, the share that is done and the time left; it may be given `seconds` so far.
 
-    Where nothing can be drawn, the text is a line if it is `due`, or if the last line is long ago.
+    On a narrow terminal the text gives way. Where nothing can be drawn, it is a line if it is `due`, or if the last
+    line is long ago.
     """
     console, began, said = stderr(), time.monotonic(), 0.0
-    columns = (BarColumn(BAR), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
-    task = bar.add_task("", total=None)
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = (TextColumn("{task.fields[left]}"), TextColumn("{task.description}", markup=False, table_column=rest))
+    hidden = not console.is_interactive
+    bar = Progress(BarColumn(BAR), *columns, console=console, transient=True, expand=True, disable=hidden)
+    task = bar.add_task("", total=None, left="")
 
-    def show(text: str, share: float | None = None, *, seconds: float | None = None, due: bool = False) -> None:
+    def show(
+        text: str, share: float | None = None, left: str = "", *, seconds: float | None = None, due: bool = False
+    ) -> None:
         nonlocal said
-        bar.update(task, description=text, completed=share, total=None if share is None else 1.0)
+        bar.update(task, description=text, completed=share, total=None if share is None else 1.0, left=left)
         bar.start()
         seconds = time.monotonic() - began if seconds is None else seconds
         if not console.is_interactive and (due or seconds - said >= LINE_S):
-            console.print(f"unmask: {text}", markup=False)
+            console.print(f"unmask: {text}{left and f', {left}'}", markup=False)
             said = seconds
 
     try:
@@ -53,7 +59,7 @@ def _bar() -> Generator[Callable[..., None]]:
 
 def _left(done: int | float, todo: int | float, seconds: float) -> str:
     """The time left in words, if `done` took so many seconds; empty where there is nothing to tell from, or to do."""
-    return f", {timedelta(seconds=round(todo * seconds / done))} left" if done > 0 and todo > 0 else ""
+    return f"{timedelta(seconds=round(todo * seconds / done))} left" if done > 0 and todo > 0 else ""
 
 
 @contextmanager
@@ -68,7 +74,7 @@ def loading(name: str) -> Generator[Callable[[int, int], None]]:
             seconds = time.monotonic() - began
             if seconds > LOADING_S:
                 left = _left(done, total - done, seconds)
-                show(f"loading {name}, {decimal(done)} of {decimal(total)}{left}", done / total)
+                show(f"loading {name}, {decimal(done)} of {decimal(total)}", done / total, left)
 
         yield on_bytes
 
@@ -111,7 +117,7 @@ def evaluating() -> Generator[dict[str, Callable[[Any], None]]]:
             text += items if complete else f"{now.done} of {items}"
             text += f", {now.status}" if now.status else ""
             left = _left(now.share - share, 1.0 - now.share, time.monotonic() - began)
-            show(f"{text}, {100 * now.share:.0f} % done{left}", now.share, due=complete)
+            show(f"{text}, {100 * now.share:.0f} % done", now.share, left, due=complete)
 
         yield {"on_progress": on_progress, "on_load": on_load}
 
@@ -133,8 +139,8 @@ def batch() -> Generator[Callable[[BatchProgress], None]]:
             finished = now.before + now.done
             rate = f", {now.done / now.seconds:.1f} a second" if now.done else ""
             left = _left(now.done, now.total - finished, now.seconds)
-            text = f"{finished} of {counted(now.total, 'request')}{rate}{left}"
-            show(text, finished / max(1, now.total), seconds=now.seconds, due=not now.done)
+            text = f"{finished} of {counted(now.total, 'request')}{rate}"
+            show(text, finished / max(1, now.total), left, seconds=now.seconds, due=not now.done)
 
         yield on_progress
 

@@ -93,7 +93,7 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded(taken, capsys):
 
 
 WRONG = {
-    "port": (["--port", "70000"], "--port must be in [0, 65535]"),
+    "port": (["--port", "70000"], "--port must be a whole number in [0, 65535]"),
     "batch": (["--max-batch-size", "0"], "--max-batch-size must be a whole number of at least 1"),
     "queue": (["--max-queue", "0"], "--max-queue must be a whole number of at least 1"),
     "body": (["--max-body-bytes", "0"], "--max-body-bytes must be a whole number of at least 1"),

@@ -82,7 +82,7 @@ class Conversation:
             with suppress(ImportError):  # Windows
                 import readline  # noqa: F401  (line editing and history for input())
 
-            aside.print(HELP, style="dim")
+            aside.print(HELP, style="dim", markup=False)
         while True:
             try:
                 line = input("> " if interactive else "").strip()

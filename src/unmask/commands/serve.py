@@ -18,7 +18,7 @@ from unmask.settings import Settings
 from unmask.web import document
 from unmask.web.show import open_browser, serve_page
 
-PORT = option(0, "Port of this machine; 0: a free one.")
+PORT = option(0, "Port of this machine; 0: a free one.", least=0, most=65535)
 NO_BROWSER = option(False, "Do not open a browser; the URL is printed.", "--no-browser")
 
 

@@ -24,7 +24,7 @@ class ServerConfig:
     """Everything about a server that is not the model, the policy or the settings."""
 
     host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0: every address of the machine.", metavar="ADDRESS")
-    port: int = option(8000, "Port to listen at; 0: a free one.")
+    port: int = option(8000, "Port to listen at; 0: a free one.", least=0, most=65535)
     max_batch_size: int = option(8, "Texts decoded together.", least=1)
     max_queue: int = option(64, "Texts that may wait; while there are so many, a request gets 429.", least=1)
     max_body_bytes: int = option(4 * 2**20, "Largest request body.", least=1)
@@ -77,8 +77,6 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if not 0 <= self.port < 2**16:
-            raise WrongOption("port", f"must be in [0, 65535], got {self.port}")
         for name in ("host", "served_model_name", "api_key_file"):
             if getattr(self, name) == "":
                 raise WrongOption(name, "must not be empty")

@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from unmask.errors import UnmaskError, one_line
+from unmask.errors import UnmaskError
 
 HOST = "127.0.0.1"
 
@@ -47,8 +47,8 @@ def serve_page(page: str, *, port: int, on_ready: Callable[[str], None]) -> None
 
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)
-    except (OSError, OverflowError) as error:
-        raise UnmaskError(f"cannot listen at {HOST}, port {port}: {one_line(error)}") from error
+    except OSError as error:
+        raise UnmaskError(f"cannot listen at {HOST}, port {port}: {error.strerror}") from error
     with server:
         on_ready(f"http://{HOST}:{server.server_port}/")
         try:
