@@ -306,6 +306,18 @@ def _children() -> list[str]:
     return found
 
 
+def test_a_filter_that_the_kernel_takes_but_that_lets_calls_through_is_noticed():
+    """Every call is allowed here, and a start that only trusts the kernel's word would go on."""
+    allow = (0x06).to_bytes(2, sys.byteorder) + bytes(2) + (0x7FFF0000).to_bytes(4, sys.byteorder)
+    start = f"from unmask import jail; jail.program = lambda *_, **__: {allow!r}; jail.serve(1.0, 512, True)"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)  # no program comes
+        judge = [sys.executable, "-c", start]
+        done = subprocess.run(judge, stdin=theirs, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "the kernel or the machine has no system-call filter that we know\n")
+
+
 # Without bubblewrap.
 
 

@@ -60,7 +60,7 @@ def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
     _prctl(_PR_SET_DUMPABLE, 0)  # an answer must not look into its judge
     # Where threads are not counted, there are none.
     with_threads, without = (program(os.uname().machine, threads=threads) or b"" for threads in (True, False))
-    holds = _in_child(lambda: _lock(without))
+    holds = _in_child(lambda: _refuses_to_fork(without))
     if contained and not holds:
         sys.exit("the kernel or the machine has no system-call filter that we know")
     counted = holds and contained and _in_child(lambda: _counts_threads(with_threads))
@@ -179,6 +179,16 @@ def _in_child(holds: Callable[[], bool]) -> bool:
             os._exit(0 if holds() else 1)
         os._exit(1)
     return os.waitpid(child, 0)[1] == 0
+
+
+def _refuses_to_fork(allowed: bytes) -> bool:
+    """Whether the filter can be set, and then really holds."""
+    locked = _lock(allowed)
+    try:
+        os.fork()
+    except PermissionError:
+        return locked
+    os._exit(1)  # parent and child
 
 
 def _counts_threads(allowed: bytes) -> bool:

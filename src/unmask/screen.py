@@ -81,7 +81,7 @@ def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
         return "unknown" if value is None else short(value) if isinstance(value, float) else str(value) or " "
 
     words, usual = ("cache", "refresh", "pass", "bound by", "form", "figure"), {"refresh": "block"}
-    names = [name for name in rows[0] if any(row[name] not in (None, "", usual.get(name)) for row in rows)]
+    names = [name for name in rows[0] if any(row[name] not in ("", usual.get(name, "")) for row in rows)]
     columns = [table.Column(name, name, None if name in words else 0) for name in names]
     texts: list[table.Row] = [{name: text(row[name]) for name in names} for row in rows]
     show_tables([table.Table(name="timings", title=title, columns=columns, rows=texts)])

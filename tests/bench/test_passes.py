@@ -109,7 +109,7 @@ def test_a_workload_that_makes_no_sense_is_refused_before_a_model_is_opened(chan
 
 def test_a_request_that_does_not_fit_the_model_is_refused():
     model = random_model(tiny_config("llada"))
-    with pytest.raises(UnmaskError, match="200 tokens and 64 to generate are more than the 256 positions"):
+    with pytest.raises(UnmaskError, match="200 prompt tokens and 64 to generate are more than the 256 positions"):
         loads_of(Workload(prompt_tokens=(10, 200), max_tokens=64), model)
 
 

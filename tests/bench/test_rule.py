@@ -39,6 +39,16 @@ def test_the_printed_formula_is_left_out_on_request():
         is timing.figures["same_commits"]
         is None
     )
+    assert [row["form"] for row in timing.rows] == ["ours"]
+
+
+def test_a_printed_formula_that_does_not_fit_into_memory_is_named(monkeypatch):
+    monkeypatch.setattr("unmask.bench.rule.free_memory", lambda device: 1)
+    (timing,) = bench_rule(RuleWorkload(positions=(3,), vocabularies=(40,), repeats=1, policies=("threshold",)))
+    assert timing.figures["naive_ms"] is None
+    ours, printed, policy = timing.rows
+    assert (ours["form"], ours["speed-up"], policy["form"]) == ("ours", "", "policy threshold")
+    assert (printed["form"], printed["ms"], printed["MiB"]) == ("as printed", "not measured", "no room")
 
 
 def test_memory_of_the_rule_stays_far_below_that_of_the_printed_formula():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import threading
@@ -184,6 +185,23 @@ def test_what_a_server_does_to_an_answer_is_counted(fault: str, toy: unmask.Gene
     assert timing.figures[end] >= 5, timing.figures["faults"]
     assert {each for each in ENDS if timing.figures[each]} <= {end, "answered"}, timing.figures["faults"]
     assert bool(timing.failed) == (end != "answered")
+
+
+@pytest.mark.parametrize(("more", "end"), [(0, "answered"), (2**18, "doubled")])  # more than a reader buffers
+def test_what_a_server_does_to_an_idle_connection_is_noticed(more: int, end: str, toy: unmask.Generator) -> None:
+    """It promises to keep the connection and closes it, which is its right; or it sends bytes that nobody asked for."""
+
+    def spoil(right: dict[str, Any], stream: bool) -> bytes:
+        return as_json(right).replace(b"Connection: close", b"Connection: keep-alive") + bytes(more)
+
+    (ask,) = asks_of(ServeWorkload(clients=1, requests=1, **QUIET), {}, chats=False)
+    with stub(toy, spoil) as url:
+        client = Client(url)
+        assert client.send(ask).end == "answered"
+        assert select.select([client.connection.sock], [], [], 30)[0]
+        heard = client.send(ask)
+        client.close()
+    assert heard.end == end, heard.why
 
 
 def test_a_server_that_is_gone_is_one_line_and_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,13 +214,17 @@ def test_speed_of_requests_counts_everything_decoded(model):
         assert min(timing.figures["model_s"], timing.figures["policy_s"], timing.figures["rest_s"]) > 0
 
 
-def test_a_model_of_unknown_sizes_has_times_but_no_floor():
+def test_a_model_of_unknown_sizes_has_times_but_no_floor(capsys):
     toy = unmask.load("toy").model
     workload = Workload(caches=("dual",), max_tokens=16, block_size=8, repeats=1)
-    assert [
-        (timing.figures["floor_ms"], timing.figures["ratio"]) for timing in bench_step(toy, workload, ceilings=CEILINGS)
-    ] == [(None, None)] * 2
+    steps = bench_step(toy, workload, ceilings=CEILINGS)
+    assert [(timing.figures["floor_ms"], timing.figures["ratio"]) for timing in steps] == [(None, None)] * 2
     (timing,) = bench_generate(toy, workload, ceilings=CEILINGS)
+    for timings in (steps, [timing]):
+        show(timings)
+        heading, _, *rows = [line for line in capsys.readouterr().out.splitlines() if line.strip()][1:]
+        assert heading.endswith("floor ms ")
+        assert all(row.endswith("unknown ") for row in rows)
     assert timing.figures["floor_s"] is timing.figures["ratio"] is None
     assert json.dumps(timing.figures)
 
@@ -355,7 +359,6 @@ def test_the_generate_command_prints_a_table_and_json(capsys):
     out = capsys.readouterr().out
     assert "toy: " in out
     assert "tokens/s" in out
-    assert "floor" not in out
     assert "refresh" not in out
     for refreshes in (["blocks:2"], ["block", "blocks:2"]):
         assert run([*arguments, *(word for refresh in refreshes for word in ("--refresh", refresh))]) == 0

@@ -171,6 +171,7 @@ def test_rotary_parameters_must_be_an_object() -> None:
 
 SGLANG = "SGLang runs it"
 DINFER = "dInfer runs it"
+CAUSAL = "an autoregressive model: this project decodes masked diffusion models only"
 UNKNOWN = "no masked diffusion family that is known here: dream, llada, sdar; a plug-in may add it"
 
 
@@ -188,9 +189,11 @@ UNKNOWN = "no masked diffusion family that is known here: dream, llada, sdar; a 
             {"model_type": "diffusion_gemma", "vision_config": {}},
             "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
         ),
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, UNKNOWN),
-        ({"model_type": "qwen2"}, UNKNOWN),
-        ({"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}, UNKNOWN),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, CAUSAL),
+        ({"model_type": "gpt2"}, CAUSAL),
+        ({"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}, CAUSAL),
+        ({"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"], "mask_token_id": 3}, UNKNOWN),
+        ({"model_type": "newcomer", "architectures": None}, UNKNOWN),
         (
             {"model_type": "llava_llada", "mm_vision_tower": "siglip"},
             "a multi-modal model: this project runs text models only",

@@ -53,7 +53,7 @@ def failing(kind: type[Exception], message: str) -> Exception:
         (failing(errors.RevisionNotFoundError, "404"), "the repository has no revision 'v9'"),
         (
             failing(errors.HfHubHTTPError, "500 Server Error\nID: 1"),
-            "the download failed: 500 Server Error ID: 1",
+            "the hub answered: 500 Server Error ID: 1",
         ),
         (ConnectionError("no route\nto host"), "the download failed: no route to host"),
         (TimeoutError(), "the download failed: TimeoutError"),

@@ -279,3 +279,10 @@ def test_knowing_how_many_are_open_changes_nothing_but_the_cost():
         packed = mean_field_commit(logits, masked, validate=False, open_at_most=at_most)
         for name in ("commit", "score", "intensity", "margin", "overlap"):
             assert torch.equal(getattr(packed, name), getattr(plain, name)), name
+
+
+def test_fewer_open_positions_than_there_are_is_refused():
+    masked = torch.tensor([[True, True, False], [True, True, True]])
+    with pytest.raises(UnmaskError, match="open_at_most is 2, but a row has 3 open positions"):
+        mean_field_commit(torch.randn(2, 3, 7), masked, open_at_most=2)
+    assert mean_field_commit(torch.randn(2, 3, 7), masked, open_at_most=3).commit.shape == (2, 3)

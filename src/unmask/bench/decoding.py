@@ -112,9 +112,9 @@ def _step(subject: Subject, load: Load, whole: Sequence[MeasuredPass], split: Se
         "ms": ms,
         "10-90 % ms": f"{short(figures['low_ms'])}-{short(figures['high_ms'])}",
         **{f"{part} ms": figures[f"{part}_ms"] for part in (*_PARTS, "floor")},
-        "bound by": figures["bound_by"],
-        "ms / floor": figures["ratio"],
-        "ms / lasting floor": figures["lasting_ratio"],
+        "bound by": figures["bound_by"] or "",
+        "ms / floor": figures["ratio"] or "",
+        "ms / lasting floor": figures["lasting_ratio"] or "",
     }
     return load.measured(subject, figures, row)
 
@@ -167,7 +167,7 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "ms/pass": figures["ms_per_pass"],
         "first ms": figures["first_prefix_ms"],
         **{f"{name} ms": value for name, value in in_ms.items()},
-        "ms / floor": figures["ratio"],
+        "ms / floor": figures["ratio"] or "",
     }
     return load.measured(subject, figures, row)
 

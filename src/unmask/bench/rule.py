@@ -94,11 +94,11 @@ def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> Measurement
     if copies > 1:
         how += "; ours replayed from a graph, on copies of the logits that do not fit into the L2 cache together"
     title = f"mean-field rule: {device}, {figures['threads']} threads, {figures['dtype']}; {how}"
-    return Measurement(title=title, figures=figures, rows=_rows(figures))
+    return Measurement(title=title, figures=figures, rows=_rows(figures, asked.naive))
 
 
-def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lines of a table: ours, the formula as printed if it was measured, and other policies over ours."""
+def _rows(found: dict[str, Any], naive: bool) -> list[dict[str, Any]]:
+    """Lines of a table: ours, the formula as printed if it was asked for, and other policies over ours."""
     size = {"batch": found["batch"], "m x V": f"{found['positions']} x {found['vocabulary']}", "form": "ours"}
     ours = {"ms": found["ours_ms"], "MiB": found["ours_memory_mib"], "error": f"{found['ours_error']:.0e}"}
     first, lines = size | ours | {"speed-up": "", "commits": ""}, []
@@ -106,6 +106,8 @@ def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
         first |= {"speed-up": f"{found['speedup']:.1f} x", "commits": "same" if found["same_commits"] else "differ"}
         printed = {"ms": found["naive_ms"], "MiB": found["naive_memory_mib"], "error": f"{found['naive_error']:.0e}"}
         lines.append({"form": "as printed"} | printed)
+    elif naive:
+        lines.append({"form": "as printed", "ms": "not measured", "MiB": "no room"})
     for name, ms in found["policies_ms"].items():
         lines.append({"form": f"policy {name}", "ms": ms, "speed-up": f"{found['ours_ms'] / ms:.1f} x"})
     return [first, *(dict.fromkeys(first, "") | line for line in lines)]

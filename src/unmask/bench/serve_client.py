@@ -206,7 +206,7 @@ class Client:
 
     def _exchange(self, heard: Heard) -> str:
         ask = heard.ask
-        self.connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
+        self._ask(ask)
         if ask.leaves and not ask.streams:
             return "cancelled"
         response = self.connection.getresponse()
@@ -215,6 +215,33 @@ class Client:
         if ask.fault:
             raise Broken("wrong", f"{ask.fault} got 200 instead of {ask.expects}")
         return _read(heard, _events(response) if ask.streams else [json.loads(response.read())])
+
+    def _ask(self, ask: Ask) -> None:
+        """Send a request: over a new connection if the server has closed the kept one since the last answer."""
+        kept, request = self.connection.sock, (ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
+        try:
+            if kept is not None and _closed(kept):
+                raise ConnectionResetError
+            self.connection.request(*request)
+        except OSError:
+            self.close()
+            if kept is None:
+                raise
+            self.connection.request(*request)
+
+
+def _closed(idle: socket.socket) -> bool:
+    """Whether the server has closed a connection on which nothing is asked; raises if it sent something there."""
+    idle.setblocking(False)
+    try:
+        rest = idle.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    finally:
+        idle.settimeout(PATIENCE_S)
+    if rest:
+        raise Broken("doubled", "more bytes came after the end of an answer")
+    return True
 
 
 def _refused(ask: Ask, status: int, message: str) -> str:

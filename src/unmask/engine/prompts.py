@@ -137,8 +137,8 @@ def _masked(codec: TextCodec, job: Plan, prompt: list[int], suffix: Sequence[int
 def check_length(spec: ModelSpec, prompt: int, new: int) -> None:
     """Refuse more tokens than the model has positions."""
     if prompt + new > spec.max_length:
-        extra = f" and {new} to generate" if new else ""
-        raise TooLong(f"{prompt} tokens{extra} are more than the {spec.max_length} positions of {spec.name}")
+        given = f"{prompt} prompt tokens and {new} to generate" if new else f"{prompt} tokens"
+        raise TooLong(f"{given} are more than the {spec.max_length} positions of {spec.name}")
 
 
 def new_trace(loaded: LoadedModel, request: Request) -> Trace:

@@ -64,7 +64,10 @@ def mean_field_commit(
     logits = logits.detach()
     if validate:
         _check_rows(logits, masked)
-        open_at_most = int(masked.sum(-1).max()) if masked.numel() else 0
+        found = int(masked.sum(-1).max()) if masked.numel() else 0
+        if open_at_most is not None and found > open_at_most:
+            raise UnmaskError(f"open_at_most is {open_at_most}, but a row has {found} open positions")
+        open_at_most = found
     decided = commit_open(logits, masked, open_at_most=open_at_most, **parameters)
     return _with_diagnostics(decided, masked, iterations) if diagnostics else decided
 

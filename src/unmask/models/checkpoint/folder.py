@@ -99,6 +99,8 @@ def _reason(error: Exception, revision: str | None) -> str:
             return f"the repository has no revision {revision!r}"
         case hub_errors.OfflineModeIsEnabled() | hub_errors.LocalEntryNotFoundError():
             return "it is neither a folder here nor in the cache, and the hub cannot be reached (offline?)"
+        case hub_errors.HfHubHTTPError():
+            return f"the hub answered: {one_line(error)}"
         case _:
             return f"the download failed: {one_line(error)}"
 

@@ -21,6 +21,9 @@ _ELSEWHERE = {
     "diffusiongemma": "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
 }
 _MULTI_MODAL = ("vision_config", "vision_tower", "mm_vision_tower", "audio_config")
+# How an autoregressive model shows: by its model_type or by its class, and it has no mask token.
+_CAUSAL = ("llama", "qwen", "mistral", "mixtral", "gemma", "phi", "gpt", "olmo", "falcon", "deepseek", "opt", "bloom")
+_CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 
 for _module in iter_modules(folder.__path__, f"{folder.__name__}."):
     import_module(_module.name)  # registers the family that the file describes
@@ -52,4 +55,8 @@ def _reason_to_refuse(name: str, config: Config) -> str | None:
         return "a multi-modal model: this project runs text models only"
     if known:
         return None
+    classes = str(config.get("architectures"))
+    causal = letters.startswith(_CAUSAL) or any(ending in classes for ending in _CAUSAL_CLASSES)
+    if causal and "mask_token_id" not in config.values:
+        return "an autoregressive model: this project decodes masked diffusion models only"
     return f"no masked diffusion family that is known here: {', '.join(families.names())}; a plug-in may add it"
