@@ -37,7 +37,7 @@ COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command
 )
 @click.version_option(__version__, message="%(version)s", help="Show the version and exit.")
 def app() -> None:
-    """Decode with masked diffusion language models (LLaDA, Dream): many tokens per forward pass, safely."""
+    """Decode with masked diffusion language models (LLaDA, Dream, SDAR): many tokens per forward pass, safely."""
 
 
 for _verb in (generate, chat, serve, play, view, batch, policies, eval_, report):

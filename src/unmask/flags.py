@@ -76,7 +76,7 @@ class Model(Device):
         """A note on prompts that the embedded model was not trained for; None where there is nothing to note."""
         from unmask import tasks
 
-        prefixes = [tasks.get(name).prefix for name in tasks.names()]
+        prefixes = sorted({tasks.get(name).prefix for name in tasks.names()})
         if self.model != "tiny" or all(prompt.startswith(tuple(prefixes)) for prompt in prompts):
             return None
         known = ", ".join(repr(prefix.strip()) for prefix in prefixes)
@@ -93,6 +93,7 @@ class Evaluation(Device):
     policy: Sequence[str] = option(
         (), "A policy or FILE.py:Class, instead of the recipe's (may be repeated). [default: mean_field]"
     )
+    set_: Sequence[str] = option((), "A parameter of the one --policy (may be repeated).", metavar="KEY=VALUE")
     limit: int | None = option(None, "At most so many items a cell.")
     data_dir: str | None = option(None, "Benchmark files here, instead of the hub's.", metavar="FOLDER")
     batch_size: int | None = option(None, "Items decoded together.")
@@ -109,6 +110,10 @@ class Evaluation(Device):
 
         given = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
         given.pop("threads", None)  # they change no result
+        if parameters := parse_fields(given.pop("set_", ())):
+            if len(self.policy) != 1:
+                raise UnmaskError(f"--set is for one --policy, got {', '.join(self.policy) or 'none'}")
+            given["policy"] = [{"name": self.policy[0], **parameters}]
         if name is not None:
             file = recipe_file(name)
             return read(file, given), run_name(file)

@@ -54,7 +54,7 @@ class Settings:
     )
     sliding: float = option(
         1.0,
-        "Keep two blocks open, and open one more when this share of the newest is committed; 1: one block only.",
+        "Keep two blocks open, and open one more when this share of the newest is committed; 1: one after another.",
         within="(0, 1]",
     )
     verify: int = option(

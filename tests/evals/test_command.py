@@ -56,6 +56,8 @@ def test_the_command_prints_a_table_then_has_nothing_left_to_do(
         (["small.yaml", "--backend", "rya"], "unknown backend 'rya'"),
         (["small.yaml", "--model", "no/such/folder"], "there is no such folder"),
         (["small.yaml", "--limit", "0"], "limit"),
+        (["small.yaml", "--policy", "eb", "--policy", "fixed", "--set", "gamma=1"], "--set is for one --policy"),
+        (["small.yaml", "--set", "gamma=1"], "--set is for one --policy, got none"),
         (["small.yaml", "--quantize", "int9"], "unknown quantisation 'int9'"),
     ],
 )
@@ -72,6 +74,15 @@ def test_a_wrong_command_is_one_line(
     *before, last = error.splitlines()
     assert said in last
     assert before in ([], ["unmask: loading no/such/folder"])
+
+
+def test_a_parameter_of_the_policy_is_a_flag(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(recipe_file.parent)
+    assert cli.run(["eval", "small.yaml", "--limit", "1", "--policy", "eb", "--set", "gamma=0.3", "--json"]) == 0
+    (cell,) = [json.loads(line)["cell"] for line in capsys.readouterr().out.splitlines() if '"sudoku"' in line]
+    assert (cell["policy"]["name"], cell["policy"]["gamma"]) == ("eb", 0.3)
 
 
 def test_an_interrupt_says_how_to_go_on(
