@@ -11,6 +11,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -31,6 +32,8 @@ os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 # Threads of several test workers that wait for each other make small tensors a hundred times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# A shell has its background jobs ignore Ctrl-C, and so do the commands that a test starts there, unless this is undone.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("JAXTYPING_DISABLE") != "1":  # where beartype is not installed, say so
     import checking
 
