@@ -14,14 +14,13 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
 from typing import NamedTuple
 
-from unmask.exam import ALL_OK, OK, answer, examine, receive
+from unmask.exam import ALL_OK, OK, Channel, answer, examine, pair
 from unmask.system_calls import program
 
 FILE_BYTES = 2**20
@@ -53,7 +52,7 @@ class _Bounds(NamedTuple):
 
 def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
     """Judge programs until the other side hangs up."""
-    host = Connection(os.dup(0))
+    host = Channel(socket.socket(fileno=os.dup(0)))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
@@ -66,33 +65,33 @@ def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
     counted = holds and contained and _in_child(lambda: _counts_threads(with_threads))
     bounds = _Bounds(timeout_s, memory_mib, contained, (with_threads if counted else without) if holds else b"")
     gc.freeze()  # what is here now is shared with the children
-    host.send_bytes(READY)
+    host.send(READY)
     with contextlib.suppress(EOFError):
         while True:
             _next(host, bounds)
 
 
-def _next(host: Connection, bounds: _Bounds) -> None:
-    (ours, theirs), (asking, answering) = Pipe(), Pipe()
+def _next(host: Channel, bounds: _Bounds) -> None:
+    (ours, theirs), (asking, answering) = pair(), pair()
     children = [
         _child(bounds, [theirs, asking], lambda: examine(theirs, asking)),
         _child(bounds, [answering], lambda: answer(answering), folder=True),
     ]
     for end in (theirs, asking, answering):
-        end.close()
+        end.end.close()
     try:
-        host.send_bytes(_verdict(ours, host.recv_bytes(), bounds.timeout_s).encode())
+        host.send(_verdict(ours, host.receive(), bounds.timeout_s).encode())
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         for child in children:
             os.waitpid(child, 0)
-        ours.close()
+        ours.end.close()
 
 
-def _child(bounds: _Bounds, ends: list[Connection], work: Callable[[], None], *, folder: bool = False) -> int:
-    """Fork a child that has these connections and the bounds, and does that work."""
+def _child(bounds: _Bounds, ends: list[Channel], work: Callable[[], None], *, folder: bool = False) -> int:
+    """Fork a child that has these channels and the bounds, and does that work."""
     child = os.fork()
     if child == 0:
         try:
@@ -100,7 +99,7 @@ def _child(bounds: _Bounds, ends: list[Connection], work: Callable[[], None], *,
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             os.dup2(0, 2)  # nothing is read or written there
             low = 3
-            for kept in sorted(end.fileno() for end in ends):
+            for kept in sorted(each.end.fileno() for each in ends):
                 os.closerange(low, kept)
                 low = kept + 1
             os.closerange(low, 64)
@@ -117,22 +116,23 @@ def _child(bounds: _Bounds, ends: list[Connection], work: Callable[[], None], *,
 def _own_folder(contained: bool) -> None:
     """Enter an empty folder: in memory and out of every other process's sight; if that fails, /tmp is read-only."""
     if not contained:
-        os.chdir(tempfile.mkdtemp(dir=os.curdir))
+        os.mkdir(folder := f"{os.getpid()}-{time.monotonic_ns()}")
+        os.chdir(folder)
     elif _LIBC.unshare(_CLONE_NEWNS) == 0:
         _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", _NOSUID_NODEV_NOEXEC, FOLDER)
         os.chdir("/tmp")
 
 
-def _verdict(examiner: Connection, job: bytes, timeout_s: float) -> str:
+def _verdict(examiner: Channel, job: bytes, timeout_s: float) -> str:
     try:
-        examiner.send_bytes(job)
-        while (reply := receive(examiner, timeout_s)) == OK:  # one for each statement that has run
+        examiner.send(job)
+        while (reply := examiner.receive(timeout_s)) == OK:  # one for each statement that has run
             pass
         if reply != ALL_OK:
             return "failed: " + " ".join(reply[1:].decode(errors="replace").split())[:200]
         secret = os.urandom(16)
-        examiner.send_bytes(secret)
-        return "passed" if receive(examiner, timeout_s) == secret else "crashed"
+        examiner.send(secret)
+        return "passed" if examiner.receive(timeout_s) == secret else "crashed"
     except TimeoutError:
         return "timeout"
     except (EOFError, OSError):

@@ -41,7 +41,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from unmask import cgroups, exam, jail, system_calls
@@ -136,8 +135,8 @@ def _judged(
         with _judge(timeout_s, memory_mib, contained=contained) as judge:
             for code, tests in jobs[len(results) :]:
                 try:
-                    judge.send_bytes(json.dumps({"code": code, "tests": tests, "own": _own(tests)}).encode())
-                    reason = exam.receive(judge, timeout_s * (len(tests) + 2) + START_S).decode(errors="replace")
+                    judge.send(json.dumps({"code": code, "tests": tests, "own": _own(tests)}).encode())
+                    reason = judge.receive(timeout_s * (len(tests) + 2) + START_S).decode(errors="replace")
                 except (EOFError, OSError):
                     results.append(SandboxResult(passed=False, reason="crashed"))
                     break
@@ -146,8 +145,8 @@ def _judged(
 
 
 @contextlib.contextmanager
-def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[Connection]:
-    """A connection to an interpreter that runs `jail.py`, contained or not."""
+def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[exam.Channel]:
+    """A channel to an interpreter that runs `jail.py`, contained or not."""
     python, here = os.path.realpath(sys.executable), os.path.dirname(os.path.dirname(_judge_files()[0]))
     start = f"import sys; sys.path.append({'/judge' if contained else here!r}); from unmask.jail import serve"
     start += f"; sys.path.pop(); serve({timeout_s!r}, {memory_mib!r}, {contained!r})"
@@ -158,14 +157,20 @@ def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[C
         if groups := cgroups.make(jail.TASKS, 2 * memory_mib + SPARE_MIB):
             command = [*cgroups.ENTER, "sh", *map(str, groups), "--", *command]
             ending.callback(cgroups.remove, groups)
-        ours, theirs = map(ending.enter_context, Pipe())
-        streams: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        ours, theirs = exam.pair()
+        ending.enter_context(ours.end)
+        ending.enter_context(theirs.end)
+        streams: dict[str, Any] = {
+            "stdin": theirs.end.fileno(),
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+        }
         process: Any = subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **streams)
         ending.enter_context(process)
         ending.callback(_kill, process)
-        theirs.close()
+        theirs.end.close()
         try:
-            exam.receive(ours, START_S)
+            ours.receive(START_S)
         except (EOFError, OSError):
             _kill(process)
             told = process.communicate()[1].decode(errors="replace").strip().splitlines()
