@@ -119,7 +119,8 @@ def run(
 ) -> None:
     executor = LocalExecutor(llm or unmask.load("toy"))
     task = harness.BenchmarkTask(folder.cell, executor, data)
-    measure(executor, task, folder, on_item=on_item)
+    for done, items in measure(executor, task, folder):
+        on_item(done, items)
 
 
 def with_model(change: Callable[[Any], Any]) -> Generator:

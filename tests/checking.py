@@ -70,8 +70,8 @@ class Decorate(ast.NodeTransformer):
     """Puts `checked` innermost on every function, and outermost on every class, for which a dataclass is made first."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
-        names = {name.id for name in node.decorator_list if isinstance(name, ast.Name)}
-        if "no_type_check" not in names:
+        decorators = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
+        if not decorators & {"no_type_check", "triton.jit"}:  # Triton compiles functions from their text
             place = 0 if isinstance(node, ast.ClassDef) else len(node.decorator_list)
             node.decorator_list.insert(place, ast.copy_location(ast.Name("__checked__", ast.Load()), node))
             self.generic_visit(node)

@@ -9,16 +9,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from unmask.models.kernels import triton_layers, triton_products, wide_products
+from unmask.models.kernels import attention, ops, products, wide
 from unmask.rules.kernels import triton_field, triton_marginals, triton_overlap
 
 MODULES = (
     triton_overlap,
     triton_field,
     triton_marginals,
-    triton_layers,
-    triton_products,
-    wide_products,
+    ops,
+    attention,
+    products,
+    wide,
 )
 ROW = {"column_of": "*i32", "count": "*i32", "figures": "*fp32"}
 OUT = {"commit_out": "*u8"} | dict.fromkeys(("score_out", "intensity_out", "margin_out", "overlap_out"), "*fp32")

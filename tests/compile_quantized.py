@@ -22,10 +22,10 @@ def compile_kernels() -> None:
     for kind, dtype, rows in [*cases, (INT8, torch.float16, 64), (FP8, torch.float16, 64)]:
         assembly = quantized._ASSEMBLY[kind, dtype]
         for architecture, stages in ((80, 3), (90, 4)) if dtype == torch.bfloat16 else ((80, 3),):
-            tiles = quantized.tiles_for(rows, 4096, 1024, stages=stages)
+            parts, tiles = quantized.parts_and_tiles(rows, 4096, 1024, stages=stages)
             constants = {f"ASSEMBLY{byte}": text.value for byte, text in enumerate(assembly)}
-            constants |= {"FLOAT8": kind == FP8, "BIASED": True, "PARTED": tiles.parts > 1}
-            constants |= {"ROWS": min(rows, tiles.rows), "OUTPUTS": tiles.outputs, "WORDS": tiles.words}
+            constants |= {"FLOAT8": kind == FP8, "BIASED": True, "PARTED": parts > 1}
+            constants |= {"ROWS": min(rows, tiles["ROWS"]), "OUTPUTS": tiles["OUTPUTS"], "WORDS": tiles["WORDS"]}
             types = {"words": "*i32", "scale": "*fp32", "parts": "*fp32", "arrived": "*i32"}
             types |= dict.fromkeys(("x", "bias", "out"), names[dtype]) | dict.fromkeys("mnkq", "i32")
             function = quantized.few_rows
@@ -37,7 +37,7 @@ def compile_kernels() -> None:
                 # As at launch: without it, loads are narrow and nothing is kept in shared memory ahead of its use.
                 attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(signature) if name in types},
             )
-            options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+            options = {"num_warps": tiles["num_warps"], "num_stages": stages}
             compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
             sys.stdout.write(f"{kind} {dtype} {rows} {architecture} {stages} {compiled.metadata.shared}\n")
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from unmask.models.layers import Rotary
+from unmask.models.layers import rotary_table
 
 NEEDS_CUDA = [
     pytest.mark.gpu,
@@ -42,7 +42,7 @@ def heads_of(qkv, h, g):
 
 
 def table(d, length):
-    return Rotary(d, 500_000.0)(length, device=torch.device("cuda"))
+    return rotary_table(d, 500_000.0, length, torch.device("cuda"))
 
 
 def some_positions(b, n, length, *, seed=0):

@@ -116,16 +116,6 @@ def test_every_kernel_that_is_asked_for_exists_and_takes_what_the_plain_function
         assert mine[name].default is not inspect.Parameter.empty, name
 
 
-@pytest.mark.usefixtures("needs_triton")
-def test_the_kernel_of_the_rule_takes_every_parameter_of_the_rule():
-    from unmask.rules.kernels.commit import commit_open
-    from unmask.rules.mean_field import mean_field
-
-    parameters = inspect.signature(mean_field).parameters.values()
-    options = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert options <= inspect.signature(commit_open).parameters.keys()
-
-
 def test_a_kernel_serves_on_a_cuda_device_and_plain_code_on_others(package, cuda):
     module = package(KERNEL)
     assert module.total(tensor_on(cuda())) == ("kernel", 1)

@@ -110,14 +110,17 @@ def seen(value):
 @pytest.mark.parametrize(
     "noise",
     [
-        b"\0\0\0\1+",
-        b'\0\0\0\x0e["done", true]',
-        b"\xff\xff\xff\xff",
-        b"\0\0\0\x02[]",
-        b"\0\0\0\x15[\"raised\", [\"x\", 1]]",
-        b'\0\0\0\x20["done", ["module", "__main__"]]',
+        b"2\n",
+        b"[null, true]\n",
+        b"\xff\xff\xff\xff\n",
+        b"[]\n",
+        b"\n",
+        b"x" * 9,
+        b'[["x", 1], null]\n',
+        b'[null, ["module", "__main__"]]\n',
+        b'[null, ["foreign", {}]]\n',
     ],
-)  # fmt: skip
+)
 def test_an_answer_that_speaks_for_itself_does_not_pass(noise: bytes) -> None:
     write = f"for end in range(3, 32):\n        with suppress(OSError):\n            os.write(end, {noise!r})"
     speak = f"import os\nfrom contextlib import suppress\ndef f(x):\n    {write}\n    return 0"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 import click
 from click.shell_completion import shell_complete
@@ -20,13 +19,12 @@ from unmask.commands.evaluate import eval_, policies, report
 from unmask.commands.generate import generate
 from unmask.commands.serve import batch, play, serve, view
 from unmask.errors import Interrupted, UnmaskError
-from unmask.parsing import Command, Group, complaint_of, in_flags
+from unmask.parsing import Command
 
 COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command, or to learn how
 
 
 @click.group(
-    cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"""A shell completes commands after this line, or the same with zsh_source or fish_source:
@@ -41,8 +39,8 @@ def app() -> None:
 
 
 for _verb in (generate, chat, serve, play, view, batch, policies, eval_, report):
-    app.add_command(Command(_verb))
-app.add_command(_bench := Group("bench", help="Measure speed on this machine.", no_args_is_help=True))
+    app.add_command(Command(_verb, config_file=_verb is serve))
+app.add_command(_bench := click.Group("bench", help="Measure speed on this machine.", no_args_is_help=True))
 for _verb in (bench.rule, bench.step, bench.generate, bench.serve):
     _bench.add_command(Command(_verb))
 
@@ -70,10 +68,14 @@ def run(arguments: list[str]) -> int:
             sys.stdout.flush()
     except click.exceptions.Exit as done:
         return done.exit_code
-    except click.ClickException as error:
-        return _complain(complaint_of(error), 2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "unmask"
+        return _complain(f"{error.format_message()} See `{command} --help`.", error.exit_code)
     except UnmaskError as error:
-        return _complain(in_flags(error, _flags_of(arguments)), error.status)
+        return _complain(str(error), error.status)
     except KeyboardInterrupt:
         return _complain("interrupted", Interrupted.status)
     except BrokenPipeError:
@@ -84,19 +86,6 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _flags_of(arguments: list[str]) -> set[str]:
-    """The flags of the command that was typed."""
-    command: Any = app
-    for word in arguments:
-        if word not in getattr(command, "commands", ()):
-            break
-        command = command.commands[word]
-    flags = {name for each in command.params for name in each.opts}
-    # Of `eval`, most are keys of a recipe too: there, an option is a flag if it was typed.
-    return flags & {word.partition("=")[0] for word in arguments} if command.name == "eval" else flags
-
-
 def _complain(message: str, status: int) -> int:
-    whole = message if message.startswith("Usage:") else f"unmask: {' '.join(message.split())}"
-    print(whole, file=sys.stderr)
+    print(f"unmask: {' '.join(message.split())}", file=sys.stderr)
     return status

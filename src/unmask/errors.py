@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 KEYWORD = re.compile(r"(?<![\w'\"-])(\w+)=('[^']*'|[\w.]+)")  # an option and its value in a message, as Python has them
 
@@ -25,17 +26,13 @@ def counted(number: int, thing: str) -> str:
 
 
 class UnmaskError(ValueError):
-    """A request that cannot be served as it was made.
-
-    The message is for Python. `flags` and `http` say the same on the command line and to clients of a server, where the
-    way out has other words there.
-    """
+    """A request that cannot be served as it was made."""
 
     status = 2  # of a command that ends with this error: the command was wrong
 
-    def __init__(self, message: str, *, flags: str | None = None, http: str | None = None) -> None:
-        super().__init__(message)
-        self.flags, self.http = flags, http
+    def __reduce__(self) -> Any:
+        """Pickled with its message: what a constructor was given may be gone."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class WrongOption(UnmaskError):
@@ -44,9 +41,6 @@ class WrongOption(UnmaskError):
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name} {problem}")
         self.name, self.problem = name, problem
-
-    def __reduce__(self) -> tuple[type[UnmaskError], tuple[str, str]]:
-        return WrongOption, (self.name, self.problem)
 
 
 class UnknownName(UnmaskError):
@@ -57,9 +51,6 @@ class UnknownName(UnmaskError):
         near = get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ";"
         super().__init__(f"unknown {kind} {name!r}{hint} {listed_as}: {', '.join(known) or 'none'}")
-
-    def __reduce__(self) -> tuple[type[UnmaskError], tuple[str]]:
-        return UnmaskError, (str(self),)  # pickled by its message
 
 
 def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> None:
@@ -89,7 +80,5 @@ class Interrupted(WorkFailed):
     status = 130  # as shells have it: 128 and the number of the signal
 
 
-class OutOfMemory(UnmaskError):
+class OutOfMemory(WorkFailed):
     """More memory is needed than is free."""
-
-    status = 1

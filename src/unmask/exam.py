@@ -14,39 +14,36 @@ import builtins
 import contextlib
 import importlib
 import json
-import select
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
-OK, ALL_OK, RAISED = b"+", b"=", b"!"
+RAN, ALL_RAN = 1, 2  # what an examiner tells its judge: a statement has run, all have; a text is an error
 
 
 class Channel:
-    """Whole messages over a socket: EOFError or another OSError when the peer is gone, TimeoutError when it is late.
-
-    `multiprocessing.connection` does as much; to import it where every answer is forked costs a fifth of the programs
-    per second.
-    """
+    """Lines of JSON over a socket: EOFError or another OSError when the peer is gone, TimeoutError when it is late."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
 
-    def send(self, message: bytes) -> None:
-        self.end.sendall(len(message).to_bytes(4, "big") + message)
+    def send(self, value: Any) -> None:
+        self.end.sendall(json.dumps(value).encode() + b"\n")
 
-    def receive(self, timeout_s: float | None = None) -> bytes:
-        if timeout_s is not None and not select.select([self.end], [], [], timeout_s)[0]:
-            raise TimeoutError
-        return self._exactly(int.from_bytes(self._exactly(4), "big"))
-
-    def _exactly(self, size: int) -> bytes:
-        data = self.end.recv(size, socket.MSG_WAITALL) if size else b""
-        if len(data) < size:
-            raise EOFError
-        return data
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """What the peer sends; the latest of several lines that have come."""
+        self.end.settimeout(timeout_s)
+        data = b""
+        while not data.endswith(b"\n"):
+            part = self.end.recv(2**16)
+            if not part:
+                raise EOFError
+            data += part
+        return json.loads(data.splitlines()[-1])
 
 
 def pair() -> tuple[Channel, Channel]:
@@ -55,11 +52,12 @@ def pair() -> tuple[Channel, Channel]:
     return Channel(ours), Channel(theirs)
 
 
-def _told(error: BaseException) -> str:
+def _told(error: BaseException) -> tuple[str, str]:
+    """The class of an error, and its message."""
     try:
-        return f"{type(error).__name__}: {str(error)[:500]}"
+        return type(error).__name__, str(error)[:500]
     except BaseException:  # the error's __str__ is the answer's code
-        return type(error).__name__
+        return type(error).__name__, ""
 
 
 # The examiner.
@@ -67,20 +65,19 @@ def _told(error: BaseException) -> str:
 
 def examine(judge: Channel, answering: Channel) -> None:
     """Have the code run and run its tests; then send back what the judge sends."""
-    job = json.loads(judge.receive())
-    answer = _Answer(answering)
+    job, answer = judge.receive(), _Answer(answering)
     names = _Names(answer, job["own"])
     try:
-        answer.ask("run", job["code"])
+        answer.ask(exec, job["code"], answer.names)
         for test in job["tests"]:
-            judge.send(OK)
+            judge.send(RAN)
             exec(compile(test, "<test>", "exec"), names)
-        judge.send(ALL_OK)
+        judge.send(ALL_RAN)
         judge.send(judge.receive())
     except _Gone:
         return
     except BaseException as error:  # sys.exit() is a failure too
-        judge.send(RAISED + _told(error).encode(errors="replace"))
+        judge.send(": ".join(_told(error)))
 
 
 class _Gone(BaseException):
@@ -98,7 +95,7 @@ class _Names(dict[str, Any]):
         if name.startswith("__") or (hasattr(builtins, name) and name not in self.own):
             raise KeyError(name)
         try:
-            value = self.answer.ask("name", name)
+            value = self.answer.ask(eval, name, self.answer.names)
         except NameError:
             raise KeyError(name) from None
         if isinstance(value, _Foreign | ModuleType):
@@ -110,18 +107,18 @@ class _Answer:
     """The answer's process, as the examiner sees it."""
 
     def __init__(self, peer: Channel) -> None:
-        self.peer = peer
-        self.foreign: dict[int, _Foreign] = {}
+        self.peer, self.names = peer, _Foreign(self, 0)
+        self.foreign = {0: self.names}
 
-    def ask(self, what: str, *values: Any) -> Any:
-        """Have something done there; what is raised there is raised here."""
+    def ask(self, function: Any, /, *args: Any, **options: Any) -> Any:
+        """Have a builtin or an object of the answer called there; what is raised there is raised here."""
         try:
-            self.peer.send(json.dumps([what, *(_plain(value, self._number) for value in values)]).encode())
-            kind, value = json.loads(self.peer.receive())
+            self.peer.send(_plain([function, args, options], self._number))
+            raised, value = self.peer.receive()
         except (EOFError, OSError):
             raise _Gone from None
-        if kind == "raised":
-            raise _error(*map(str, value), ends=what == "next")
+        if raised:
+            raise _error(*map(str, raised), ends=function is next)
         return _value(value, lambda number: self.foreign.setdefault(number, _Foreign(self, number)))
 
     def _number(self, value: object) -> int:
@@ -136,22 +133,22 @@ class _Foreign:
     def __init__(self, answer: _Answer, number: int) -> None:
         vars(self).update(_answer=answer, _number=number)
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._answer.ask("call", self, options, *args)
+    def __call__(self, /, *args: Any, **options: Any) -> Any:
+        return self._answer.ask(self, *args, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._answer.ask("get", self, name)
+        return self._answer.ask(getattr, self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._answer.ask("set", self, name, value)
+        self._answer.ask(setattr, self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._answer.ask("list", self))
+        return iter(self._answer.ask(list, self))
 
     def __next__(self) -> Any:
-        return self._answer.ask("next", self)
+        return self._answer.ask(next, self)
 
 
 def _error(kind: str, text: str, *, ends: bool) -> BaseException:
@@ -167,51 +164,50 @@ def _error(kind: str, text: str, *, ends: bool) -> BaseException:
 
 
 def answer(examiner: Channel) -> None:
-    """Run the code, then do what the examiner asks for, until the judge ends this process."""
+    """Call what the examiner asks for, the code first, until the judge ends this process."""
     module = ModuleType("__candidate__")
     sys.modules |= {"__candidate__": module, "__main__": ModuleType("__main__")}
-    objects: dict[int, object] = {}  # kept, so that an id means one object
+    objects: dict[int, Any] = {0: vars(module)}  # kept, so that an id means one object
 
     def number(value: object) -> int:
         objects[id(value)] = value
         return id(value)
 
     while True:
-        what, *written = json.loads(examiner.receive())
+        asked = examiner.receive()
         try:
-            found = _do(what, vars(module), *(_value(each, objects.__getitem__) for each in written))
-            reply = ["done", _plain(found, number)]
+            function, args, options = _value(asked, objects.__getitem__)
+            reply = None, _plain(function(*args, **options), number)
         except BaseException as error:  # sys.exit() is a failure too
-            kind, _, text = _told(error).partition(": ")
-            reply = ["raised", [kind, text]]
-        examiner.send(json.dumps(reply).encode())
+            reply = _told(error), None
+        examiner.send(reply)
 
 
-def _do(what: str, names: dict[str, Any], first: Any, *rest: Any) -> Any:
-    match what:
-        case "run":
-            return exec(compile(first, "<candidate>", "exec"), names)
-        case "name" if first not in names:
-            raise NameError(f"name {first!r} is not defined")
-        case "name":
-            return names[first]
-        case "call":
-            return first(*rest[1:], **rest[0])
-    return {"list": list, "next": next, "get": getattr, "set": setattr}[what](first, *rest)
+# Plain values: what JSON has stands for itself, everything else is a list of a word and its parts.
 
-
-# Plain values: what JSON has stands for itself, everything else is a list of a word and what it consists of.
-
-_COLLECTIONS: dict[str, type[Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_OTHERS: dict[str, tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "str": (str, str.__str__, str),
-    "int": (int, hex, lambda text: int(text, 16)),
-    "float": (float, float.__float__, float),
-    "complex": (complex, lambda value: [value.real, value.imag], lambda pair: complex(*pair)),
-    "bytes": (bytes, lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
-    "range": (range, lambda value: [value.start, value.stop, value.step], lambda three: range(*three)),
+# Word -> class, parts of a value of that class, and a value of these parts.
+_KINDS: dict[str, tuple[type[Any], Callable[[Any], Iterable[Any]], Callable[[list[Any]], Any]]] = {
+    "list": (list, iter, list),
+    "tuple": (tuple, iter, tuple),
+    "set": (set, iter, set),
+    "frozenset": (frozenset, iter, frozenset),
+    "dict": (dict, dict.items, dict),
+    "range": (range, lambda value: (value.start, value.stop, value.step), lambda parts: range(*parts)),
+    "str": (str, lambda value: (str.__str__(value),), lambda parts: str(*parts)),
+    "int": (int, lambda value: (hex(value),), lambda parts: int(*parts, 16)),
+    "float": (float, lambda value: (float.__float__(value),), lambda parts: float(*parts)),
+    "complex": (complex, lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
+    "bytes": (bytes, lambda value: (value.decode("latin-1"),), lambda parts: bytes(*parts, "latin-1")),
+    "Fraction": (Fraction, lambda value: (str(value),), lambda parts: Fraction(*parts)),
+    "Decimal": (Decimal, lambda value: (str(value),), lambda parts: Decimal(*parts)),
+    "module": (ModuleType, lambda value: (value.__name__,), lambda parts: _module(*parts)),
 }
-_WRITTEN_OUT = ("fractions.Fraction", "decimal.Decimal")  # by their text
+
+
+def _module(name: str) -> ModuleType:
+    if name.partition(".")[0] not in sys.stdlib_module_names:
+        raise TypeError(f"the module {name} cannot cross")
+    return importlib.import_module(name)
 
 
 def _plain(value: Any, number: Callable[[object], int]) -> Any:
@@ -219,35 +215,20 @@ def _plain(value: Any, number: Callable[[object], int]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and -(2**63) < value < 2**63):
         return value
-    if isinstance(value, dict):
-        return ["dict", [[_plain(key, number), _plain(value[key], number)] for key in value]]
-    for word, base in _COLLECTIONS.items():
+    for word, (base, parts, _) in _KINDS.items():
         if isinstance(value, base):
-            return [word, [_plain(each, number) for each in value]]
-    for word, (base, write, _) in _OTHERS.items():
-        if isinstance(value, base):
-            return [word, write(value)]
-    if isinstance(value, ModuleType):
-        return ["module", value.__name__]
+            return [word, [_plain(part, number) for part in parts(value)]]
     if isinstance(value, type | BuiltinFunctionType) and vars(builtins).get(value.__name__) is value:
         return ["builtin", value.__name__]
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return [name, str(value)] if name in _WRITTEN_OUT else ["foreign", number(value)]
+    return ["foreign", number(value)]
 
 
 def _value(written: Any, foreign: Callable[[int], Any]) -> Any:
     if not isinstance(written, list):
         return written
     word, content = written
-    if word in _COLLECTIONS:
-        return _COLLECTIONS[word](_value(each, foreign) for each in content)
-    if word == "dict":
-        return {_value(key, foreign): _value(value, foreign) for key, value in content}
+    if word == "foreign":
+        return foreign(content)
     if word == "builtin":
         return vars(builtins)[content]
-    if word == "module" and content.partition(".")[0] in sys.stdlib_module_names:
-        return importlib.import_module(content)
-    if word in _WRITTEN_OUT:
-        module, _, name = word.partition(".")
-        return getattr(importlib.import_module(module), name)(content)
-    return foreign(content) if word == "foreign" else _OTHERS[word][2](content)
+    return _KINDS[word][2]([_value(part, foreign) for part in content])

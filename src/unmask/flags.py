@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LIVE = option(None, "Show the canvas as it fills. [default: one prompt, on a terminal]", "--live/--no-live")
 JSON = option(False, "Print JSON, one object per line.", "--json")
 BATCH_SIZE = option(32, "Texts decoded together.", least=1)
+EARLY_STOP = Settings(early_stop=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +81,7 @@ class Model(Device):
         if self.model != "tiny" or all(prompt.startswith(tuple(prefixes)) for prompt in prompts):
             return None
         known = ", ".join(repr(prefix.strip()) for prefix in prefixes)
-        what = f"tiny is a small model that only knows prompts beginning with {known}"
-        return f"{what}; load a real checkpoint with --model"
+        return f"tiny only knows prompts beginning with {known}; load a real checkpoint with --model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +215,6 @@ def parse_fields(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals or not key or key == "name":
             raise UnmaskError(f"--set takes KEY=VALUE with a parameter of the policy, got {pair!r}")
-        if key in Settings.__dataclass_fields__:
-            way = f"--{key.replace('_', '-')} {text}"
-            raise UnmaskError(f"--set is for parameters of the policy, and {key} is a setting: give {way}")
-        if key in values:
-            raise UnmaskError(f"--set {key} is given twice")
         values[key] = _parse_value(text)
     return values
 

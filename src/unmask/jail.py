@@ -18,9 +18,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from unmask.exam import ALL_OK, OK, Channel, answer, examine, pair
+from unmask.exam import ALL_RAN, RAN, Channel, answer, examine, pair
 from unmask.system_calls import program
 
 FILE_BYTES = 2**20
@@ -28,8 +28,6 @@ FOLDER = b"size=16777216,nr_inodes=256,mode=700"
 OPEN_FILES = 32
 TASKS = 32  # processes and threads of one sandbox
 PLENTY_MIB = 2**20  # so that threads fail for their number, not for their stacks
-
-READY = b"ready"
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _CLONE_NEWNS, _NOSUID_NODEV_NOEXEC = 0x20000, ctypes.c_ulong(2 | 4 | 8)
@@ -65,7 +63,7 @@ def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
     counted = holds and contained and _in_child(lambda: _counts_threads(with_threads))
     bounds = _Bounds(timeout_s, memory_mib, contained, (with_threads if counted else without) if holds else b"")
     gc.freeze()  # what is here now is shared with the children
-    host.send(READY)
+    host.send("ready")
     with contextlib.suppress(EOFError):
         while True:
             _next(host, bounds)
@@ -80,11 +78,10 @@ def _next(host: Channel, bounds: _Bounds) -> None:
     for end in (theirs, asking, answering):
         end.end.close()
     try:
-        host.send(_verdict(ours, host.receive(), bounds.timeout_s).encode())
+        host.send(_verdict(ours, host.receive(), bounds.timeout_s))
     finally:
         for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
         for child in children:
             os.waitpid(child, 0)
         ours.end.close()
@@ -123,14 +120,14 @@ def _own_folder(contained: bool) -> None:
         os.chdir("/tmp")
 
 
-def _verdict(examiner: Channel, job: bytes, timeout_s: float) -> str:
+def _verdict(examiner: Channel, job: Any, timeout_s: float) -> str:
     try:
         examiner.send(job)
-        while (reply := examiner.receive(timeout_s)) == OK:  # one for each statement that has run
+        while (reply := examiner.receive(timeout_s)) == RAN:
             pass
-        if reply != ALL_OK:
-            return "failed: " + " ".join(reply[1:].decode(errors="replace").split())[:200]
-        secret = os.urandom(16)
+        if reply != ALL_RAN:
+            return "failed: " + " ".join(reply.encode(errors="replace").decode().split())[:200]
+        secret = os.urandom(16).hex()
         examiner.send(secret)
         return "passed" if examiner.receive(timeout_s) == secret else "crashed"
     except TimeoutError:

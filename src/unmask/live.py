@@ -15,7 +15,6 @@ from unicodedata import category
 from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions
 from rich.live import Live
-from rich.segment import Segment
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -83,9 +82,8 @@ class CanvasView:
         finally:
             live.stop()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment | Text]:
-        # A style is sent to the terminal once for all tokens that have it in a row.
-        yield from Segment.simplify(console.render(self.frame(options.max_width, console.height - 2), options))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield self.frame(options.max_width, console.height - 2)
         yield self.status()
 
     def status(self) -> Text:
@@ -98,28 +96,15 @@ class CanvasView:
 
     def frame(self, width: int, height: int | None = None) -> Text:
         """The canvas in lines; if they are more than the height, those around the current block."""
-        lines, current = self._lines(width)
+        canvas, pieces = self.request.canvas, list(self._pieces())
+        lines = _folded(pieces, width)
         if height is not None and len(lines) > max(3, height):
+            block, _ = canvas.blocks[min(canvas.block_index, len(canvas.blocks) - 1)]
+            before = _folded([piece for piece in pieces if piece[0] <= block], width)
             room = max(1, height - 2)
-            top = max(0, min(current - room // 3, len(lines) - room))
+            top = max(0, min(len(before) - 1 - room // 3, len(lines) - room))
             lines = [_more(top, "above"), *lines[top : top + room], _more(len(lines) - top - room, "below")]
         return Text("\n").join(lines)
-
-    def _lines(self, width: int) -> tuple[list[Text], int]:
-        """The canvas folded to a width, and the line in which the current block begins."""
-        canvas, whole, begin = self.request.canvas, Text(), 0
-        block, _ = canvas.blocks[min(canvas.block_index, len(canvas.blocks) - 1)]
-        for position, text, style in self._pieces():
-            begin = len(whole) if position <= block else begin
-            whole.append(text.expandtabs(4), style)
-        lines, current, seen = list[Text](), 0, 0
-        for line in whole.split("\n", allow_blank=True):
-            for part in line.divide(accumulate(map(len, chop_cells(line.plain, max(2, width))[:-1]))):
-                current = len(lines) if seen <= begin else current
-                lines.append(part)
-                seen += len(part)
-            seen += 1  # the line break
-        return lines, current
 
     def _pieces(self) -> Iterator[tuple[int, str, str]]:
         """Position, text and style of what is shown, from left to right."""
@@ -147,6 +132,17 @@ class CanvasView:
             text = OPEN if token == self.request.canvas.mask_id else END if ends else visible(codec.token_text(token))
             self._known[token] = text, ends or not codec.decode([token])
         return self._known[token]
+
+
+def _folded(pieces: list[tuple[int, str, str]], width: int) -> list[Text]:
+    """Pieces of the canvas in lines of that width."""
+    whole, lines = Text(), list[Text]()
+    for _, text, style in pieces:
+        whole.append(text.expandtabs(4), style)
+    for line in whole.split("\n", allow_blank=True):
+        parts = chop_cells(line.plain, max(2, width))
+        lines += line.divide(accumulate(map(len, parts[:-1])))
+    return lines
 
 
 def _more(lines: int, where: str) -> Text:

@@ -8,7 +8,8 @@ field and its value. Bounds are `within` an interval such as "(0, 1]", a `least`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
 from typing import Any, TypeVar, get_args, get_origin
@@ -19,16 +20,13 @@ T = TypeVar("T")
 _TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
-def option(
-    default: Any, about: str, *names: str, metavar: str | None = None, hidden: bool = False, **bounds: Any
-) -> Any:
+def option(default: Any, about: str, *names: str, metavar: str | None = None, **bounds: Any) -> Any:
     """A field with its default, help text and bounds; on the command line, a flag with these names.
 
     A name in capitals is that of an argument. A bool with a single name can only be turned on. `metavar` stands for the
     value on the help page.
     """
-    shown = {"names": names, "metavar": metavar, "hidden": hidden}
-    return field(default=default, metadata={"help": about, "bounds": bounds, **shown})
+    return field(default=default, metadata={"help": about, "bounds": bounds, "names": names, "metavar": metavar})
 
 
 def parameter(default: Any, **bounds: Any) -> Any:
@@ -43,12 +41,9 @@ def documented(cls: type[T]) -> type[T]:
     return cls
 
 
-def hints_of(kind: Any) -> dict[str, Any]:
-    """The types of the fields of a class by name, its own before inherited ones."""
-    found: dict[str, Any] = {}
-    for each in kind.__mro__:
-        found = found | {name: hint for name, hint in get_annotations(each, eval_str=True).items() if name not in found}
-    return found
+def hints_of(kind: Any) -> Mapping[str, Any]:
+    """The types of the fields of a class by name."""
+    return ChainMap(*(get_annotations(each, eval_str=True) for each in kind.__mro__))
 
 
 def kind_of(hint: Any) -> tuple[Any, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from unmask.terminal import stderr
 
 if TYPE_CHECKING:
     from unmask.batch.files import Progress as BatchProgress
-    from unmask.evals.cell import Cell
     from unmask.evals.run import Progress as EvalProgress
     from unmask.types import StepEvent
 
@@ -27,29 +26,35 @@ BAR = 12  # letters
 
 
 @contextmanager
-def _bar() -> Generator[Callable[..., None]]:
-    """Yields a function that shows a text, the share that is done and the time left; it may be given `seconds` so far.
+def _bar(delay_s: float = 0.0) -> Generator[Callable[..., None]]:
+    """Yields a function that shows a text, the share that is done and the time left, once the delay is over.
 
     On a narrow terminal the text gives way. Where nothing can be drawn, it is a line if it is `due`, or if the last
     line is long ago.
     """
-    console, began, said = stderr(), time.monotonic(), 0.0
+    console = stderr()
     rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (TextColumn("{task.fields[left]}"), TextColumn("{task.description}", markup=False, table_column=rest))
     hidden = not console.is_interactive
     bar = Progress(BarColumn(BAR), *columns, console=console, transient=True, expand=True, disable=hidden)
     task = bar.add_task("", total=None, left="")
+    began, start, said = None, None, time.monotonic()
 
-    def show(
-        text: str, share: float | None = None, left: str = "", *, seconds: float | None = None, due: bool = False
-    ) -> None:
-        nonlocal said
+    def show(text: str, share: float | None = None, *, due: bool = False) -> None:
+        nonlocal began, start, said
+        now, left = time.monotonic(), ""
+        began = began or now
+        if share is not None:
+            first, since = start = start or (share, now)  # what was done before took no time
+            if first < share < 1.0:
+                left = f"{timedelta(seconds=round((now - since) * (1.0 - share) / (share - first)))} left"
+        if now - began < delay_s:
+            return
         bar.update(task, description=text, completed=share, total=None if share is None else 1.0, left=left)
         bar.start()
-        seconds = time.monotonic() - began if seconds is None else seconds
-        if not console.is_interactive and (due or seconds - said >= LINE_S):
+        if hidden and (due or now - said >= LINE_S):
             console.print(f"unmask: {text}{left and f', {left}'}", markup=False)
-            said = seconds
+            said = now
 
     try:
         yield show
@@ -57,26 +62,11 @@ def _bar() -> Generator[Callable[..., None]]:
         bar.stop()
 
 
-def _left(done: int | float, todo: int | float, seconds: float) -> str:
-    """The time left in words, if `done` took so many seconds; empty where there is nothing to tell from, or to do."""
-    return f"{timedelta(seconds=round(todo * seconds / done))} left" if done > 0 and todo > 0 else ""
-
-
 @contextmanager
 def loading(name: str) -> Generator[Callable[[int, int], None]]:
     """Counts bytes of weights; shows nothing for a small model."""
-    began = None
-    with _bar() as show:
-
-        def on_bytes(done: int, total: int) -> None:
-            nonlocal began
-            began = began or time.monotonic()
-            seconds = time.monotonic() - began
-            if seconds > LOADING_S:
-                left = _left(done, total - done, seconds)
-                show(f"loading {name}, {decimal(done)} of {decimal(total)}", done / total, left)
-
-        yield on_bytes
+    with _bar(LOADING_S) as show:
+        yield lambda done, total: show(f"loading {name}, {decimal(done)} of {decimal(total)}", done / total)
 
 
 @contextmanager
@@ -100,34 +90,20 @@ def decoding(prompts: int) -> Generator[Callable[[StepEvent], None]]:
 @contextmanager
 def evaluating() -> Generator[dict[str, Callable[[Any], None]]]:
     """Tells of cells, items and the time left. Yields the listeners of a run by the names of its parameters."""
-    labels, start = dict[str, str](), None
     with _bar() as show:
 
         def on_load(model: str) -> None:
             show(f"loading {model}", due=True)
 
         def on_progress(now: EvalProgress) -> None:
-            nonlocal start
-            if now.cell.key not in labels:
-                labels.update(_labels_of(now.beside))
-            began, share = start = start or (time.monotonic(), now.share)  # cells that were there before took no time
             reused = f" ({now.reused} reused)" if now.reused else ""
             complete, items = now.done == now.items, counted(now.items, "item")
-            text = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {labels[now.cell.key]}, "
+            text = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {now.cell.policy['name']}, "
             text += items if complete else f"{now.done} of {items}"
             text += f", {now.status}" if now.status else ""
-            left = _left(now.share - share, 1.0 - now.share, time.monotonic() - began)
-            show(f"{text}, {100 * now.share:.0f} % done", now.share, left, due=complete)
+            show(f"{text}, {100 * now.share:.0f} % done", now.share, due=complete)
 
         yield {"on_progress": on_progress, "on_load": on_load}
-
-
-def _labels_of(cells: Iterable[Cell]) -> dict[str, str]:
-    """Key -> the cell's label in the table at the end."""
-    from unmask.report.compare import labels
-    from unmask.report.measured import Measured
-
-    return {each.cell.key: label for each, label in labels([Measured(run="", cell=cell) for cell in cells]).items()}
 
 
 @contextmanager
@@ -138,9 +114,8 @@ def batch() -> Generator[Callable[[BatchProgress], None]]:
         def on_progress(now: BatchProgress) -> None:
             finished = now.before + now.done
             rate = f", {now.done / now.seconds:.1f} a second" if now.done else ""
-            left = _left(now.done, now.total - finished, now.seconds)
             text = f"{finished} of {counted(now.total, 'request')}{rate}"
-            show(text, finished / max(1, now.total), left, seconds=now.seconds, due=not now.done)
+            show(text, finished / max(1, now.total), due=not now.done)
 
         yield on_progress
 

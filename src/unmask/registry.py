@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from unmask.errors import UnknownName, UnmaskError, check_known
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 class Registry(Generic[T]):
@@ -22,10 +23,10 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, group: str) -> None:
         self.kind = kind
         self.group = group
-        self._classes: dict[str, type[T]] = {}
+        self._classes: dict[str, type[Any]] = {}
 
-    def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        def add(cls: type[T]) -> type[T]:
+    def register(self, name: str) -> Callable[[type[C]], type[C]]:
+        def add(cls: type[C]) -> type[C]:
             if name in self._classes:
                 raise UnmaskError(f"{self.kind} {name!r} is registered twice")
             self._classes[name] = cls

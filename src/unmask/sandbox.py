@@ -29,10 +29,8 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -135,8 +133,8 @@ def _judged(
         with _judge(timeout_s, memory_mib, contained=contained) as judge:
             for code, tests in jobs[len(results) :]:
                 try:
-                    judge.send(json.dumps({"code": code, "tests": tests, "own": _own(tests)}).encode())
-                    reason = judge.receive(timeout_s * (len(tests) + 2) + START_S).decode(errors="replace")
+                    judge.send({"code": code, "tests": tests, "own": _own(tests)})
+                    reason = judge.receive(timeout_s * (len(tests) + 2) + START_S)
                 except (EOFError, OSError):
                     results.append(SandboxResult(passed=False, reason="crashed"))
                     break
@@ -160,27 +158,18 @@ def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[e
         ours, theirs = exam.pair()
         ending.enter_context(ours.end)
         ending.enter_context(theirs.end)
-        streams: dict[str, Any] = {
-            "stdin": theirs.end.fileno(),
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.PIPE,
-        }
+        streams: dict[str, Any] = {"stdin": theirs.end, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         process: Any = subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **streams)
         ending.enter_context(process)
-        ending.callback(_kill, process)
+        ending.callback(process.kill)
         theirs.end.close()
         try:
             ours.receive(START_S)
         except (EOFError, OSError):
-            _kill(process)
+            process.kill()
             told = process.communicate()[1].decode(errors="replace").strip().splitlines()
             raise WorkFailed(f"the sandbox did not start: {told[-1] if told else 'no word from it'}") from None
         yield ours
-
-
-def _kill(process: subprocess.Popen[Any]) -> None:
-    if process.poll() is None:  # else its number may be another's by now
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _bubblewrap(python: str) -> list[str]:

@@ -1,9 +1,9 @@
 """Work that may hang or take too much memory, done in another process, which a request can end without harm.
 
 A program is a module with a function `answer`. It runs in a new interpreter: a spawned process would run the caller's
-main module again. Requests and answers are lines of JSON. The process sets an alarm for each request, without a
-handler: a handler of Python would not end a computation inside C. The alarm works even if the process that asked is
-gone. The request after one that ended the process starts another.
+main module again. Requests and answers are lines of JSON. In the process, a thread outside Python ends it when the time
+of a request is over: also amid a computation inside C, and also if the process that asked is gone. The request after
+one that ended the process starts another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -31,7 +30,7 @@ class WorkerProcess:
     def __init__(self, program: str, *, name: str, memory_mib: int) -> None:
         self.program, self.name, self.memory_mib = program, name, memory_mib
         self._turn = Lock()
-        self._running: dict[int, subprocess.Popen[bytes]] = {}  # by parent: a fork must not share its pipes
+        self._running: dict[int, Any] = {}  # by parent: a fork must not share its pipes
         atexit.register(self.close)
 
     def ask(self, request: Any, *, seconds: float) -> Any:
@@ -42,27 +41,24 @@ class WorkerProcess:
         try:
             worker = self._running.get(os.getpid())
             if worker is None or worker.poll() is not None:
-                self.close()
-                worker = self._start()
-            return self._exchange(worker, line)
+                self._start()
+            return self._exchange(line)
         finally:
             self._turn.release()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
+        self.close()
         called = f"from {__name__} import serve; serve({self.program!r}, {self.memory_mib})"
         command, pipe = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {called}"], subprocess.PIPE
         # In a session of its own: Ctrl-C in the terminal must not end it.
-        worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
-        self._running[os.getpid()] = worker
-        if self._exchange(worker, b"") is None:
+        streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL}
+        self._running[os.getpid()] = subprocess.Popen(command, start_new_session=True, **streams)
+        if self._exchange(b"") is None:
             raise WorkFailed(f"{self.name} did not start")
-        return worker
 
-    def _exchange(self, worker: subprocess.Popen[bytes], line: bytes) -> Any:
+    def _exchange(self, line: bytes) -> Any:
         """Send a line and read the next one; None if the process is dead, and then it is closed."""
-        answer = b""
-        assert worker.stdin is not None
-        assert worker.stdout is not None
+        worker, answer = self._running[os.getpid()], b""
         try:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.write(line)
@@ -75,7 +71,6 @@ class WorkerProcess:
         return json.loads(answer)
 
     def close(self) -> None:
-        """End the process."""
         worker = self._running.pop(os.getpid(), None)
         if worker is not None:
             worker.kill()
@@ -84,30 +79,18 @@ class WorkerProcess:
 
 def serve(program: str, memory_mib: int) -> None:
     """The other process: say that the program is there, then answer until the input ends."""
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with contextlib.suppress(ImportError, ValueError, OSError):  # not every system has this limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory_mib * 2**20, memory_mib * 2**20))
     answers, sys.stdout = sys.stdout, sys.stderr  # a line that a package prints is no answer
-    _end_after(START_S)
+    faulthandler.dump_traceback_later(START_S, exit=True)
     answer, found = import_module(program).answer, "true"
     while True:
-        _end_after(0)
+        faulthandler.cancel_dump_traceback_later()
         print(found, file=answers, flush=True)
         if not (line := sys.stdin.readline()):
             break
         seconds, request = json.loads(line)
-        _end_after(seconds)
-        found = json.dumps(answer(request))
-
-
-def _end_after(seconds: float) -> None:
-    """End this process when so many seconds have passed; 0 takes it back."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-    elif seconds:  # Windows
         faulthandler.dump_traceback_later(seconds, exit=True)
-    else:
-        faulthandler.cancel_dump_traceback_later()
+        found = json.dumps(answer(request))

@@ -180,9 +180,10 @@ def test_without_the_extra_one_line_says_how_to_get_it(tmp_path, capsys, monkeyp
     assert capsys.readouterr().err == said
 
 
-def test_where_there_is_no_terminal_progress_is_a_line_every_half_minute(capsys):
+def test_where_there_is_no_terminal_progress_is_a_line_every_half_minute(capsys, monkeypatch):
     with progress.batch() as on_progress:
         for seconds in range(71):
+            monkeypatch.setattr("time.monotonic", lambda now=1000.0 + seconds: now)
             on_progress(Progress(total=5000, before=1000, done=10 * seconds, seconds=float(seconds)))
     assert capsys.readouterr().err.splitlines() == [
         "unmask: 1000 of 5000 requests",

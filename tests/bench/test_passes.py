@@ -1,52 +1,45 @@
 """What is said about a pass is what the engine really did."""
 
-from contextlib import nullcontext
-
 import pytest
 from doubles import Watched, tiny_config
 
 import unmask
 from unmask import policies
-from unmask.bench.load import Load, default_policy, loads_of, run_passes
+from unmask.bench.decoding import run_passes
+from unmask.bench.subject import Load, loads_of
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
-from unmask.errors import OutOfMemory, UnmaskError
+from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import MeanField, needs_of
 
 
-def load(**changes) -> Load:
-    values = {"policy": default_policy(8), "prompt_tokens": 10, "max_tokens": 24, "block_size": 8, **changes}
-    return Load(**values)
+def load(model, *, prompt_tokens=10, batch=1, cache="none", refresh="block", **changes) -> Load:
+    several = {"prompt_tokens": (prompt_tokens,), "batches": (batch,), "caches": (cache,), "refreshes": (refresh,)}
+    (asked,) = loads_of(Workload(**several, **{"max_tokens": 24, "block_size": 8, **changes}), model)
+    return asked
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("refresh", ["block", "blocks:2"])
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
-@pytest.mark.parametrize("policy", [default_policy(8), MeanField(threshold=0.5)])
+@pytest.mark.parametrize("policy", [None, MeanField(threshold=0.5)])
 def test_the_size_of_every_call_is_the_one_the_model_saw(family, refresh, cache, policy):
     model = Watched(random_model(tiny_config(family), std=0.4))
-    asked = load(batch=3, cache=cache, refresh=refresh, policy=policy)
+    asked = load(model, batch=3, cache=cache, refresh=refresh, policy=policy)
     passes = list(run_passes(model, asked, StoragePool(), timed=False))
     calls = [call for found in passes for call in found.calls]
     assert [(len(call.positions), max(call.positions)) for call in calls] == model.computed
     assert {keys for call in calls for keys in call.keys} == {34}
-    assert passes[-1].ahead == 3
+    assert [min(found.blocks) for found in passes][-1] == 2
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
 def test_the_default_policy_asks_the_same_number_of_passes_of_everybody(family, cache):
     model = random_model(tiny_config(family), std=0.4)
-    passes = list(
-        run_passes(
-            model,
-            load(max_tokens=64, block_size=32, policy=default_policy(32), cache=cache),
-            StoragePool(),
-            timed=False,
-        )
-    )
-    assert len(passes) == 16
+    asked = load(model, max_tokens=64, block_size=32, cache=cache)
+    assert len(list(run_passes(model, asked, StoragePool(), timed=False))) == 16
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -62,9 +55,8 @@ def test_kinds_of_passes_are_told_apart():
     model = random_model(tiny_config("llada"))
     kinds = {}
     for cache in ("none", "prefix", "dual"):
-        kinds[cache] = [
-            found.kind for found in run_passes(model, load(cache=cache, max_tokens=16), StoragePool(), timed=False)
-        ]
+        asked = load(model, cache=cache, max_tokens=16)
+        kinds[cache] = [found.kind for found in run_passes(model, asked, StoragePool(), timed=False)]
     assert kinds == {
         "none": ["whole canvas"] * 4,
         "prefix": ["refresh", "block and suffix"] * 2,
@@ -74,19 +66,19 @@ def test_kinds_of_passes_are_told_apart():
 
 def test_the_time_of_a_pass_is_split_when_asked():
     model = random_model(tiny_config("llada"))
-    for found in run_passes(model, load(), StoragePool(), timed=True):
+    for found in run_passes(model, load(model), StoragePool(), timed=True):
         parts = found.timing.model_s, found.timing.policy_s, found.timing.rest_s
         assert min(parts) > 0
-    assert all(found.timing is None for found in run_passes(model, load(), StoragePool(), timed=False))
+    assert all(found.timing is None for found in run_passes(model, load(model), StoragePool(), timed=False))
 
 
 def test_prompts_are_random_ids_without_masks_and_the_same_each_time():
     model = random_model(tiny_config("llada", mask_token_id=30))
-    asked = load(prompt_tokens=200, max_tokens=8, batch=2, seed=3)
-    first, second = (request.canvas for request in asked.requests(model))
+    asked = load(model, prompt_tokens=200, max_tokens=8, batch=2, seed=3)
+    first, second = (request.canvas for request in asked.requests())
     assert [len(canvas.holes) for canvas in (first, second)] == [8, 8]
     assert first.tokens != second.tokens
-    assert first.tokens == asked.requests(model)[0].canvas.tokens
+    assert first.tokens == asked.requests()[0].canvas.tokens
     assert 31 in first.tokens + second.tokens
     assert max(first.tokens + second.tokens) < model.spec.vocab_size
 
@@ -127,27 +119,7 @@ def test_without_a_choice_every_cache_that_the_policy_can_use_is_measured(name):
 def test_without_a_cache_there_is_nothing_to_refresh():
     workload = Workload(caches=("none", "dual"), refreshes=("blocks:2", "drift:0.1"))
     model = random_model(tiny_config("llada", max_sequence_length=512))
-    found = [(asked.cache, asked.refresh) for asked in loads_of(workload, model)]
+    found = [(asked.cache, asked.plan.settings.refresh) for asked in loads_of(workload, model)]
     assert found == [("none", "block"), ("dual", "blocks:2"), ("dual", "drift:0.1")]
     with pytest.raises(UnmaskError, match="refresh must be"):
         Workload(caches=("none",), refreshes=("often",))
-
-
-def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
-    model, toy = random_model(tiny_config("llada")), unmask.load("toy", device="cpu").model
-    sizes = {"prompt_tokens": (64,), "batches": (1000,), "max_tokens": 64}
-    monkeypatch.setattr("unmask.models.device.free_memory", lambda device: 2**40)
-    (asked,) = loads_of(Workload(**sizes, caches=("none",)), model)
-    (cached,) = loads_of(Workload(**sizes, caches=("dual",)), model)
-    # numbers of a position: two states, and what the feed-forward layer makes of them; with a cache keys and values
-    shape, numbers = model.shape, 1000 * 128
-    needed = 4 * numbers * (2 * shape.width + 4 * shape.hidden)
-    stored = 4 * numbers * 2 * shape.n_layers * shape.n_kv_heads * shape.head_width
-    for free, refused in ((needed, [cached]), (needed - 1, [asked, cached]), (needed + stored, [])):
-        monkeypatch.setattr("unmask.models.device.free_memory", lambda device, free=free: free)
-        for one in (asked, cached):
-            with pytest.raises(OutOfMemory, match="batch 1000") if one in refused else nullcontext():
-                one.plan(model)
-    monkeypatch.setattr("unmask.models.device.free_memory", lambda device: 4 * numbers * toy.spec.vocab_size - 1)
-    with pytest.raises(OutOfMemory, match="use a smaller batch or fewer tokens"):
-        asked.plan(toy)

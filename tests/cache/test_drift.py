@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from doubles import Watched, continuing, fill, tiny_config
 
 from unmask import policies
-from unmask.bench.decoding import bench_step
-from unmask.bench.load import MIXED, Load, run_passes
+from unmask.bench.decoding import MIXED, bench_step, run_passes
+from unmask.bench.subject import loads_of
 from unmask.bench.workload import Workload
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache, StoragePool
@@ -203,8 +203,9 @@ def test_an_evaluation_counts_the_refreshes_of_every_item(tmp_path):
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_a_benchmark_knows_the_size_of_every_call(family, cache):
     model = Watched(random_model(tiny_config(family), std=1.0))
-    sizes = {"prompt_tokens": 10, "max_tokens": 24, "block_size": 8, "batch": 3}
-    load = Load(policy=policies.get("threshold"), cache=cache, refresh="drift:0.15", **sizes)
+    sizes = {"prompt_tokens": (10,), "max_tokens": 24, "block_size": 8, "batches": (3,)}
+    workload = Workload(policy=policies.get("threshold"), caches=(cache,), refreshes=("drift:0.15",), **sizes)
+    (load,) = loads_of(workload, model)
     passes = list(run_passes(model, load, StoragePool(), timed=False))
     calls = [call for found in passes for call in found.calls]
     assert [(len(call.positions), max(call.positions)) for call in calls] == model.computed

@@ -299,8 +299,13 @@ def test_pieces_of_random_texts_add_up_whatever_ends_them(toy):
 
 
 def test_a_policy_that_says_nothing_about_itself_needs_nothing():
-    assert policies.needs_of(object()) == frozenset()
-    assert policies.remasks(object()) is False
+    class Silent:
+        def select(self, view, state=None):
+            raise NotImplementedError
+
+    assert policies.needs_of(Silent()) == frozenset()
+    assert policies.remasks(Silent()) is False
+    assert not policies.is_pure(Silent())
 
 
 def test_arguments_of_the_wrong_kind_get_one_clear_line(toy):

@@ -10,7 +10,7 @@ import yaml
 
 from unmask.cli import run
 from unmask.evals.packaged import recipe_file, recipes
-from unmask.evals.run_folder import RUN
+from unmask.evals.store import RUN
 
 ROOT = Path(__file__).parents[2]
 

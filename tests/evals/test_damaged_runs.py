@@ -103,17 +103,23 @@ def test_half_a_line_of_an_unfinished_cell_is_dropped_with_a_word(folder: Path) 
     assert cells_of(folder)[0].complete
 
 
-@pytest.mark.parametrize("key", ["resolved", "models", "cells"])
-def test_a_run_json_without_a_key_is_named_in_one_line(folder: Path, key: str) -> None:
+@pytest.mark.parametrize("value", [None, 3, "x"])
+def test_a_run_json_without_its_models_is_named_in_one_line(folder: Path, value: object) -> None:
     path = folder / "run.json"
-    about = json.loads(path.read_text())
-    for value in (None, 3, "x"):
-        path.write_text(json.dumps({name: found for name, found in about.items() if name != key}))
-        if value is not None:
-            path.write_text(json.dumps(about | {key: value}))
-        with pytest.raises(UnmaskError, match=r"run\.json is damaged") as error:
-            run(RECIPE, out=folder)
-        assert "\n" not in str(error.value)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"models": value}))
+    with pytest.raises(UnmaskError, match=r"run\.json is damaged") as error:
+        run(RECIPE, out=folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["resolved", "cells"])
+@pytest.mark.parametrize("value", [None, 3, "x"])
+def test_a_run_json_with_another_recipe_or_other_cells_is_written_anew(folder: Path, key: str, value: object) -> None:
+    path = folder / "run.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {key: value}))
+    assert run(RECIPE, out=folder).new_cells == 0
+    assert json.loads(path.read_text()) == whole
 
 
 @pytest.mark.parametrize("info", [{}, 3, {"family": "llada"}, {"toy": {}}])

@@ -89,8 +89,8 @@ def mutated(seed: int) -> str:
 def test_cleaning_gives_code_whatever_the_text(text: str) -> None:
     assert isinstance(code_answers.cleaned(PROMPT + "\n" + code_answers.fenced(text), "f"), str)
     answers.gsm8k({"answer": "#### 3"}, [text])
-    answers.normal_form(text)
     answers.final_answer(text)
+    answers.final_answer(f"Final Answer: The final answer is {text}. I hope it is correct.")
 
 
 GOOD = ("def f(x):\n    return x + 1", ["assert f(1) == 2"])

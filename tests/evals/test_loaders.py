@@ -17,7 +17,7 @@ from unmask.evals.lm_tasks import loaders
         ("test.jsonl", b"\xff\xfe\n", r"test\.jsonl cannot be read: .*utf-8"),
         ("test.jsonl", b'{"question": "1 + 1?"}\n', r"test\.jsonl, line 1: has no answer"),
         ("test.jsonl", b'\n{"question": "1 + 1?",\n', r"test\.jsonl, line 2: is not JSON"),
-        ("test.jsonl", b"[1]\n", r"test\.jsonl, line 1: must be an object"),
+        ("test.jsonl", b"[1]\n", r"test\.jsonl, line 1: has no question, answer"),
         ("test.jsonl.gz", b"not packed", r"test\.jsonl\.gz cannot be read: Not a gzipped file"),
     ],
 )

@@ -31,9 +31,12 @@ def ids(text: str) -> list[int]:
     return CODEC.encode(text, special=False)
 
 
-def fit(room: int, shots: list[str], question: str, template: str = "none", codec=CODEC):
+def fit(room: int, shots: list[str], question: str, template: str = "none", codec=CODEC) -> tuple[str, bool]:
+    """The prompt's text, and whether it is truncated."""
     model = Texts(replace(LLADA, max_length=room + 10), codec)
-    return fitted_prompt(model, shots=shots, question=question, template=template, new_tokens=10)
+    fitted, truncated = fitted_prompt(model, shots=shots, question=question, template=template, new_tokens=10)
+    assert len(fitted) <= room
+    return codec.decode(fitted, special=True), truncated
 
 
 @pytest.mark.parametrize(
@@ -53,40 +56,35 @@ def test_only_llada_instruct_is_asked_through_its_chat_template(family: str, mod
 def test_dream_gets_raw_text_behind_its_first_token(dream_folder: Path):
     llm = unmask.load(str(dream_folder))
     prompt = fitted_prompt(llm, shots=[], question="the mask", template="none", new_tokens=8)
-    assert prompt.text == "<|beginoftext|>the mask"
-    assert prompt.ids == [llm.spec.bos_id, *llm.codec.encode("the mask", special=False)]
+    assert prompt == ([llm.spec.bos_id, *llm.codec.encode("the mask", special=False)], False)
 
 
 def test_the_whole_context_is_one_user_message_in_a_chat(llada_folder: Path):
     llm = unmask.load(str(llada_folder))
-    prompt = fitted_prompt(llm, shots=["Q: 1\n\n"], question="Q: 2", template="chat", new_tokens=8)
-    assert prompt.text == (
+    prompt, truncated = fitted_prompt(llm, shots=["Q: 1\n\n"], question="Q: 2", template="chat", new_tokens=8)
+    assert llm.codec.decode(prompt, special=True) == (
         "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nQ: 1\n\nQ: 2<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     )
-    assert not prompt.truncated
+    assert not truncated
 
 
 def test_a_prompt_that_just_fits_is_left_alone():
-    prompt = fit(9, ["one ", "two "], "")  # eight letters and the toy's separator
-    assert (prompt.text, prompt.truncated) == ("one two <|answer|>", False)
+    # Eight letters and the toy's separator.
+    assert fit(9, ["one ", "two "], "") == ("one two <|answer|>", False)
 
 
 def test_shots_are_dropped_from_the_front_before_any_text_is_cut():
-    prompt = fit(12, ["one ", "two ", "six "], "ask")
-    assert (prompt.text, prompt.truncated) == ("two six ask<|answer|>", True)
-    assert fit(11, ["one ", "two ", "six "], "ask").text == "six ask<|answer|>"
+    assert fit(12, ["one ", "two ", "six "], "ask") == ("two six ask<|answer|>", True)
+    assert fit(11, ["one ", "two ", "six "], "ask") == ("six ask<|answer|>", True)
 
 
 def test_text_is_cut_from_the_left_when_no_shot_is_left():
-    prompt = fit(5, ["one "], "question")
-    assert (prompt.text, prompt.truncated) == ("tion<|answer|>", True)
+    assert fit(5, ["one "], "question") == ("tion<|answer|>", True)
 
 
 def test_the_template_stays_whole_when_the_text_inside_it_is_cut():
-    prompt = fit(11, ["one "], "question", template="chat")
-    assert (prompt.text, prompt.truncated) == ("user: ion\n<|answer|>", True)
-    assert len(prompt.ids) == 11
+    assert fit(11, ["one "], "question", template="chat") == ("user: ion\n<|answer|>", True)
 
 
 def test_no_room_for_any_prompt_is_one_clear_line():
@@ -168,8 +166,7 @@ class Counting(TextCodec):
 
 def test_a_thousand_shots_are_fitted_without_trying_each():
     codec = Counting()
-    prompt = fit(room=100, shots=[f"{number:04}." for number in range(1000)], question="q", codec=codec)
-    assert prompt.truncated
-    assert "0998.0999.q" in prompt.text
-    assert 95 < len(prompt.ids) <= 100
+    text, truncated = fit(room=100, shots=[f"{number:04}." for number in range(1000)], question="q", codec=codec)
+    assert truncated
+    assert text == "".join(f"{number:04}." for number in range(981, 1000)) + "q<|answer|>"
     assert codec.texts < 20

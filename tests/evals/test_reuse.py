@@ -14,8 +14,7 @@ from unmask import cli
 from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
 from unmask.evals.run import Finished, Progress, run
-from unmask.evals.run_folder import reuse
-from unmask.evals.store import CellFolder, cells_of
+from unmask.evals.store import CellFolder, cells_of, reuse
 
 VALUES: dict[str, Any] = {
     "model": "toy",

@@ -20,7 +20,7 @@ from unmask.evals.executor import LocalExecutor
 from unmask.evals.recipe import Checkpoint, Recipe, parse
 from unmask.evals.run import Progress, run
 from unmask.evals.store import CellFolder, cells_of
-from unmask.evals.tiny_suite import find, items_of, names
+from unmask.evals.tiny_suite import find, names
 from unmask.report.build import report
 from unmask.report.measured import read_runs
 
@@ -78,7 +78,7 @@ def test_a_run_says_how_it_was_made(whole: Path) -> None:
 
 def test_every_item_has_its_tokens_passes_times_and_score(whole: Path) -> None:
     for cell in cells_of(whole):
-        items = items_of(cell.cell)
+        items = find(cell.cell.task).generate(cell.cell.seed, cell.cell.items)
         assert cell.generations.keys() == cell.scores.keys() == set(range(5))
         for number, row in cell.generations.items():
             assert row.prompt == items[number].prompt

@@ -8,8 +8,8 @@ from unmask.models.attention import attend
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import fused
 from unmask.models.kernels.attention import block_attention, ragged_attention
+from unmask.models.kernels.ops import KernelOps
 
 pytestmark = NEEDS_CUDA
 
@@ -131,7 +131,7 @@ def test_a_store_beyond_31_bits():
     )
     slots, lengths = torch.tensor([1, 39], device="cuda"), torch.tensor([300, 16_384], device="cuda")
     keys[39], values[39] = draw(g, 16_384, d, seed=1), draw(g, 16_384, d, seed=2)
-    fused.turn_and_store(qkv, table(d, 16_384), positions, h, g, (keys, values, slots))
+    KernelOps.turn_and_store(qkv, table(d, 16_384), positions, h, g, (keys, values, slots))
     _, fresh_keys, fresh_values = heads_of(qkv, h, g)
     for row, slot in enumerate(slots.tolist()):
         assert torch.equal(keys[slot][:, positions[row]], fresh_keys[row])

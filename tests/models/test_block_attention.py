@@ -1,7 +1,5 @@
 """Attention to the keys in a store, in Triton's interpreter, against plain attention."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,11 +7,11 @@ from kernel_inputs import DTYPES, EXACT, draw
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import attention
-from unmask.models.kernels.attention import AttentionTiles, block_attention
+from unmask.models.kernels.attention import block_attention, keys_of_a_split
 
 # So small that a few dozen keys are several splits, and a few queries several tiles.
-SMALL = AttentionTiles(split=32, keys=16, rows=16)
+TILES = {"ROWS": 16, "KEYS": 16, "num_warps": 4, "num_stages": 3}
+SMALL = {"split": 32, "tiles": TILES}
 
 
 class Case:
@@ -64,7 +62,7 @@ class Case:
 )
 def test_attention_to_a_store(interpreted, dtype, q, lengths, sizes):
     case = Case(q, lengths, dtype=dtype, **sizes)
-    found = interpreted(block_attention, *case.arguments(), tiles=SMALL)
+    found = interpreted(block_attention, *case.arguments(), **SMALL)
     bound = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
     torch.testing.assert_close(found.double(), case.expected(), rtol=bound, atol=bound)
 
@@ -80,50 +78,45 @@ def test_the_tiles_of_the_device(interpreted, dtype):
 def test_large_scores_in_any_split(interpreted):
     case = Case(4, [290])  # more splits than are merged at a time
     case.keys[case.slots[0], :, [2, 40, 280]] *= 60.0
-    found = interpreted(block_attention, *case.arguments(), tiles=SMALL)
+    found = interpreted(block_attention, *case.arguments(), **SMALL)
     torch.testing.assert_close(found.double(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
 def test_keys_are_split_only_where_that_occupies_the_device():
-    def split(key_heads, asking, dtype=torch.bfloat16):
-        return attention._tiles(dtype, key_heads, asking).split
-
-    assert split(32, 32) == 320  # LLaDA, one row
-    assert split(16, 224) == split(64, 32) == 512
-    assert split(95, 64) == 512
-    assert split(96, 64) is split(48, 65) is split(32, 256) is None
-    assert split(256, 32, torch.float32) == split(32, 32, torch.float32) == 256
+    assert keys_of_a_split(torch.bfloat16, 32) == 320  # LLaDA, one row
+    assert keys_of_a_split(torch.bfloat16, 64) == keys_of_a_split(torch.bfloat16, 95) == 512
+    assert keys_of_a_split(torch.bfloat16, 96) is None
+    assert keys_of_a_split(torch.float32, 32) == keys_of_a_split(torch.float32, 256) == 256
 
 
 def test_keys_that_are_not_split(interpreted):
     case = Case(20, [0, 100, 31], h=4, capacity=110, dtype=torch.float16)
-    tiles = replace(SMALL, split=None)
-    found = interpreted(block_attention, *case.arguments(), tiles=tiles)
+    found = interpreted(block_attention, *case.arguments(), split=128, tiles=TILES)
     assert not found[0].any()
     torch.testing.assert_close(found[1:].double(), case.expected()[1:], rtol=2e-3, atol=2e-3)
-    assert torch.equal(interpreted(block_attention, *case.arguments(110), tiles=tiles), found)
+    assert torch.equal(interpreted(block_attention, *case.arguments(110), split=128, tiles=TILES), found)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_to_the_bit_alone_in_a_batch_and_whatever_the_longest(interpreted, dtype):
     case = Case(5, [30, 70, 33], h=1, g=1, capacity=200, dtype=dtype)
-    among = interpreted(block_attention, *case.arguments(), tiles=SMALL)
+    among = interpreted(block_attention, *case.arguments(), **SMALL)
     for longest in (128, 200):
-        assert torch.equal(interpreted(block_attention, *case.arguments(longest), tiles=SMALL), among)
+        assert torch.equal(interpreted(block_attention, *case.arguments(longest), **SMALL), among)
     for row, length in enumerate(case.lengths.tolist()):
-        alone = interpreted(block_attention, *case.arguments(length, slice(row, row + 1)), tiles=SMALL)
+        alone = interpreted(block_attention, *case.arguments(length, slice(row, row + 1)), **SMALL)
         assert torch.equal(alone[0], among[row])
 
 
 @pytest.mark.parametrize("longest", [16, 64])
 def test_a_row_without_keys_gets_zeros(interpreted, longest):
     case = Case(3, [0, 9], capacity=64)
-    found = interpreted(block_attention, *case.arguments(longest), tiles=SMALL)
+    found = interpreted(block_attention, *case.arguments(longest), **SMALL)
     assert not found[0].any()
     torch.testing.assert_close(found[1].double(), case.expected()[1], **EXACT)
 
 
 def test_what_is_not_contiguous_is_refused():
     qkv, keys, *rest = Case(2, [4]).arguments()
-    with pytest.raises(ValueError, match="keys must be contiguous"):
+    with pytest.raises(AssertionError, match="is not contiguous"):
         block_attention(qkv, keys.mT.contiguous().mT, *rest)

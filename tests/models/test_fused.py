@@ -3,19 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_inputs import DTYPES, EXACT, draw, rotary_table
+from kernel_inputs import DTYPES, EXACT, draw, norm_of, rotary_table
 
-from unmask.models.layers import LayerOps, RMSNorm
+from unmask.models.layers import LayerOps
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import fused
+from unmask.models.kernels.ops import KernelOps, gate
 
-
-def plain_add_norm(x, update, weight, eps):
-    norm = RMSNorm(x.shape[-1], eps).requires_grad_(False)
-    norm.weight.data = weight
-    return LayerOps().add_norm(x, update, norm)
+KERNELS = KernelOps()
 
 
 def assert_within_an_ulp(found, expected):
@@ -29,8 +25,9 @@ def assert_within_an_ulp(found, expected):
 @pytest.mark.parametrize("added", [False, True])
 def test_add_norm(interpreted, dtype, w, added):
     x, update, weight = draw(2, 3, w, dtype=dtype), draw(2, 3, w, seed=1, dtype=dtype), 1 + draw(w, seed=2, dtype=dtype)
-    total, normed = interpreted(fused.add_norm, x, update if added else None, weight, 1e-5)
-    expected_total, expected = plain_add_norm(x, update if added else None, weight, 1e-5)
+    given = x, update if added else None, norm_of(weight)
+    total, normed = interpreted(KERNELS.add_norm, *given)
+    expected_total, expected = LayerOps().add_norm(*given)
     assert torch.equal(total, expected_total)
     if dtype == torch.float32:
         torch.testing.assert_close(normed, expected, **EXACT)
@@ -41,19 +38,20 @@ def test_add_norm(interpreted, dtype, w, added):
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_the_sum_of_parts_is_rounded_before_it_is_added(interpreted, parts):
     x, update = draw(2, 3, 40, dtype=torch.float16), draw(parts, 2, 3, 40, seed=1)
-    total, normed = interpreted(fused.add_norm, x, update, torch.ones(40, dtype=torch.float16), 1e-5)
+    norm = norm_of(torch.ones(40, dtype=torch.float16))
+    total, normed = interpreted(KERNELS.add_norm, x, update, norm)
     added = torch.zeros(2, 3, 40)
     for part in update:
         added += part
     assert torch.equal(total, x + added.half())
-    assert_within_an_ulp(normed, plain_add_norm(x, added.half(), torch.ones(40, dtype=torch.float16), 1e-5)[1])
+    assert_within_an_ulp(normed, LayerOps().add_norm(x, added.half(), norm)[1])
 
 
 def test_the_norm_is_that_of_the_rounded_sum_and_rounded_before_the_gain(interpreted):
     x = torch.tensor([[[1.0, 2048.0, 3.0]]], dtype=torch.float16)
     update = torch.tensor([[[0.0001, 1.0, 0.0]]], dtype=torch.float16)  # lost to rounding
     weight = draw(3, dtype=torch.float16)
-    total, normed = interpreted(fused.add_norm, x, update, weight, 1e-5)
+    total, normed = interpreted(KERNELS.add_norm, x, update, norm_of(weight))
     assert torch.equal(total, x)
     wide = x.double() / (x.double().square().mean() + 1e-5).sqrt()
     assert torch.equal(normed, wide.half() * weight)
@@ -64,18 +62,18 @@ def test_the_norm_is_that_of_the_rounded_sum_and_rounded_before_the_gain(interpr
 @pytest.mark.parametrize("f", [5, 96, 1100])
 def test_gate(interpreted, dtype, f):
     gate_up = draw(2, 2, 2 * f, dtype=dtype, spread=6.0)
-    gate, up = gate_up.chunk(2, dim=-1)
-    found = interpreted(fused.gate, gate_up)
+    first, up = gate_up.chunk(2, dim=-1)
+    found = interpreted(gate, gate_up)
     if dtype == torch.float32:
-        torch.testing.assert_close(found, F.silu(gate) * up, **EXACT)
+        torch.testing.assert_close(found, F.silu(first) * up, **EXACT)
     else:
-        assert torch.equal(found, F.silu(gate.double()).to(dtype) * up)
+        assert torch.equal(found, F.silu(first.double()).to(dtype) * up)
 
 
 def test_the_gate_of_huge_numbers(interpreted):
-    gate = torch.tensor([-torch.inf, -1e30, -200.0, -104.5, -88.6, -87.0, 0.0, 88.6, 1e30, torch.inf, torch.nan])
-    found = interpreted(fused.gate, torch.cat([gate, torch.ones(11)])[None, None])
-    torch.testing.assert_close(found[0, 0], F.silu(gate), rtol=1e-6, atol=1e-38, equal_nan=True)
+    huge = torch.tensor([-torch.inf, -1e30, -200.0, -104.5, -88.6, -87.0, 0.0, 88.6, 1e30, torch.inf, torch.nan])
+    found = interpreted(gate, torch.cat([huge, torch.ones(11)])[None, None])
+    torch.testing.assert_close(found[0, 0], F.silu(huge), rtol=1e-6, atol=1e-38, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,7 +85,7 @@ def test_turning_and_storing(interpreted, dtype, h, g, d, given):
     slots = torch.tensor([3, 1])
     keys, values = draw(5, g, 37, d, seed=1, dtype=dtype), draw(5, g, 37, d, seed=2, dtype=dtype)
     found, expected = ([tensor.clone() for tensor in (qkv, keys, values)] for _ in range(2))
-    interpreted(fused.turn_and_store, found[0], table, positions, h, g, (*found[1:], slots))
+    interpreted(KERNELS.turn_and_store, found[0], table, positions, h, g, (*found[1:], slots))
     LayerOps().turn_and_store(expected[0], table, positions, h, g, (*expected[1:], slots))
     for one, other in zip(found, expected, strict=True):
         if dtype == torch.float32:
@@ -101,7 +99,7 @@ def test_what_has_no_position_is_not_stored(interpreted):
     qkv, positions = draw(3, 1, 4 * 16), torch.tensor([[2], [-1], [0]])
     keys, values = draw(2, 1, 3, 16, seed=1), draw(2, 1, 3, 16, seed=2)
     found = [keys.clone(), values.clone()]
-    interpreted(fused.turn_and_store, qkv, rotary_table(16, 3), positions, 2, 1, (*found, torch.tensor([1, 1, 0])))
+    interpreted(KERNELS.turn_and_store, qkv, rotary_table(16, 3), positions, 2, 1, (*found, torch.tensor([1, 1, 0])))
     for before, after in zip((keys, values), found, strict=True):
         assert (before != after).any(-1).nonzero().tolist() == [[0, 0, 0], [1, 0, 2]]
 
@@ -109,12 +107,12 @@ def test_what_has_no_position_is_not_stored(interpreted):
 def test_turning_without_a_store(interpreted):
     found, table = draw(2, 4, 9 * 32), rotary_table(32, 8)
     expected = found.clone()
-    interpreted(fused.turn_and_store, found, table, None, 5, 2, None)
+    interpreted(KERNELS.turn_and_store, found, table, None, 5, 2, None)
     LayerOps().turn_and_store(expected, table, None, 5, 2, None)
     torch.testing.assert_close(found, expected, **EXACT)
 
 
 def test_what_is_not_contiguous_is_refused():
     qkv = draw(1, 4, 6 * 32)
-    with pytest.raises(ValueError, match="qkv must be contiguous"):
-        fused.turn_and_store(qkv.mT.contiguous().mT, rotary_table(32, 8), None, 2, 2, None)
+    with pytest.raises(AssertionError, match="is not contiguous"):
+        KERNELS.turn_and_store(qkv.mT.contiguous().mT, rotary_table(32, 8), None, 2, 2, None)

@@ -4,20 +4,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuda_inputs import DREAM, DTYPES, LLADA, NEEDS_CUDA, WIDTHS, draw, some_positions, table
+from kernel_inputs import attention_of, linear_of, norm_of
 
-from unmask.models.layers import LayerOps, RMSNorm
+from unmask.models.layers import LayerOps
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import fused
+from unmask.models.kernels.ops import KernelOps, gate
+from unmask.models.kernels.products import JointOps
 
 pytestmark = NEEDS_CUDA
 
 
-def plain_add_norm(x, update, weight, eps):
-    norm = RMSNorm(x.shape[-1], eps)
-    norm.weight.data = weight
-    return LayerOps().add_norm(x, update, norm)
+KERNELS, JOINT = KernelOps(), JointOps()
 
 
 def plain_gate(gate_up):
@@ -38,8 +37,8 @@ def assert_nearly_the_same_bits(found, expected, *, different=1e-3):
 def test_add_norm(dtype, b, n, w):
     x, update, weight = draw(b, n, w, dtype=dtype), draw(b, n, w, seed=1, dtype=dtype), 1 + draw(w, seed=2, dtype=dtype)
     for added in (update, None):
-        total, normed = fused.add_norm(x, added, weight, 1e-5)
-        expected_total, expected = plain_add_norm(x, added, weight, 1e-5)
+        total, normed = KERNELS.add_norm(x, added, norm_of(weight))
+        expected_total, expected = LayerOps().add_norm(x, added, norm_of(weight))
         assert torch.equal(total, expected_total)
         assert_nearly_the_same_bits(normed, expected, different=0.02)
 
@@ -48,7 +47,7 @@ def test_add_norm(dtype, b, n, w):
 @pytest.mark.parametrize(("b", "n", "f"), [(1, 32, 12_288), (8, 33, 18_944), (2, 700, 12_288), (3, 7, 864), (1, 1, 5)])
 def test_gate(dtype, b, n, f):
     gate_up = draw(b, n, 2 * f, dtype=dtype, spread=4.0)
-    assert_nearly_the_same_bits(fused.gate(gate_up), plain_gate(gate_up))
+    assert_nearly_the_same_bits(gate(gate_up), plain_gate(gate_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -59,13 +58,13 @@ def test_turning_and_storing(dtype, h, g, d, b, n):
     keys, values = (draw(b + 2, g, 600, d, seed=seed, dtype=dtype) for seed in (1, 2))
     for positions in (None, some_positions(b, n, 600)):
         found, expected = ([tensor.clone() for tensor in (qkv, keys, values)] for _ in range(2))
-        fused.turn_and_store(found[0], table(d, 600), positions, h, g, (*found[1:], slots))
+        KERNELS.turn_and_store(found[0], table(d, 600), positions, h, g, (*found[1:], slots))
         LayerOps().turn_and_store(expected[0], table(d, 600), positions, h, g, (*expected[1:], slots))
         for one, other in zip(found, expected, strict=True):
             assert_nearly_the_same_bits(one, other)
         assert torch.equal(found[2], expected[2])
         alone = qkv.clone()
-        fused.turn_and_store(alone, table(d, 600), positions, h, g, None)
+        KERNELS.turn_and_store(alone, table(d, 600), positions, h, g, None)
         assert torch.equal(alone, found[0])
 
 
@@ -87,29 +86,30 @@ def test_products_and_what_follows_them(dtype, sizes, b, q):
     positions, kept = some_positions(b, q, 600), [draw(b + 2, g, 600, d, seed=seed, dtype=dtype) for seed in (3, 4)]
     for added in (bias, None):
         found, expected = ([tensor.clone() for tensor in kept] for _ in range(2))
-        queries = fused.project_turn_store(x, weight, added, table(d, 600), positions, h, g, (*found, slots))
+        attention = attention_of(weight, added, h, g, d)
+        queries = JOINT.project(attention, x, table(d, 600), positions, (*found, slots))
         qkv = F.linear(x, weight, added)
-        fused.turn_and_store(qkv, table(d, 600), positions, h, g, (*expected, slots))
+        KERNELS.turn_and_store(qkv, table(d, 600), positions, h, g, (*expected, slots))
         assert_close_products(queries[:, :, : h * d], qkv[:, :, : h * d])
         for one, other in zip(found, expected, strict=True):
             assert_close_products(one, other)
 
     both = draw(2 * f, w, seed=5, dtype=dtype, spread=w**-0.5)
-    assert_close_products(fused.gated(x, both), fused.gate(F.linear(x, both)))
+    assert_close_products(JOINT.gated(linear_of(both), x), gate(F.linear(x, both)))
 
     hidden, back = draw(b, q, f, seed=6, dtype=dtype), draw(w, f, seed=7, dtype=dtype, spread=f**-0.5)
-    parts = fused.partial_product(hidden, back)
+    parts = JOINT.update(linear_of(back), hidden)
     torch.testing.assert_close(parts.double().sum(0), F.linear(hidden.double(), back.double()), rtol=1e-4, atol=3e-4)
-    gain = 1 + draw(w, seed=8, dtype=dtype)
-    total, normed = fused.add_norm(x, parts, gain, 1e-5)
-    expected_total, expected_normed = fused.add_norm(x, F.linear(hidden, back), gain, 1e-5)
+    norm = norm_of(1 + draw(w, seed=8, dtype=dtype))
+    total, normed = KERNELS.add_norm(x, parts, norm)
+    expected_total, expected_normed = KERNELS.add_norm(x, F.linear(hidden, back), norm)
     assert_close_products(total, expected_total)
     assert_close_products(normed, expected_normed)
 
 
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 12_288), (3584, 18_944)])
 def test_a_product_is_added_up_in_the_same_order_whatever_the_rows(n, k):
-    x, weight = draw(8, 4, k), draw(n, k, seed=1)
-    among = fused.partial_product(x, weight)
-    assert torch.equal(among[:, 2:3], fused.partial_product(x[2:3], weight))
-    assert torch.equal(fused.gated(x, weight)[2:3], fused.gated(x[2:3], weight))
+    x, linear = draw(8, 4, k), linear_of(draw(n, k, seed=1))
+    among = JOINT.update(linear, x)
+    assert torch.equal(among[:, 2:3], JOINT.update(linear, x[2:3]))
+    assert torch.equal(JOINT.gated(linear, x)[2:3], JOINT.gated(linear, x[2:3]))

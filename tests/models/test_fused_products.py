@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_inputs import draw, rotary_table
+from kernel_inputs import attention_of, draw, linear_of, rotary_table
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import fused
-from unmask.models.kernels.fused import ProductTiles
+from unmask.models.kernels.ops import KernelOps, gate
+from unmask.models.kernels.products import TILES, JointOps, parts_and_tiles
 
 
 def eighths(*shape, seed=0):
@@ -22,7 +22,8 @@ def product(x, weight, bias=None):
 
 
 # Several tiles of everything even where the sizes are small, and none of them full.
-SMALL_PRODUCTS = [ProductTiles(columns=32, inner=16), ProductTiles(columns=64, inner=16)]
+SMALL = TILES | {"INNER": 16}
+SMALL_PRODUCTS = [SMALL | {"COLUMNS": 32}, SMALL | {"COLUMNS": 64}]
 # (b, q): 1, 20, 31 and 32 rows.
 BATCHES = [(1, 1), (4, 5), (1, 31), (2, 16)]
 
@@ -40,10 +41,10 @@ def test_projecting_turning_and_storing(interpreted, b, q, h, g, d, w, biased, t
     )
     kept = [draw(b + 2, g, 37, d, seed=seed, dtype=torch.float16) for seed in (1, 2)]
     found, expected = ([tensor.clone() for tensor in kept] for _ in range(2))
-    arguments = table, positions, h, g
-    queries = interpreted(fused.project_turn_store, normed, weight, bias, *arguments, (*found, slots), tiles=tiles)
+    attention = attention_of(weight, bias, h, g, d)
+    queries = interpreted(JointOps((1, tiles)).project, attention, normed, table, positions, (*found, slots))
     qkv = product(normed, weight, bias)
-    interpreted(fused.turn_and_store, qkv, *arguments, (*expected, slots))
+    interpreted(KernelOps.turn_and_store, qkv, table, positions, h, g, (*expected, slots))
     assert queries.shape == qkv.shape
     assert torch.equal(queries[:, :, : h * d], qkv[:, :, : h * d])
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -54,8 +55,8 @@ def test_projecting_turning_and_storing(interpreted, b, q, h, g, d, w, biased, t
 @pytest.mark.parametrize("tiles", SMALL_PRODUCTS)
 def test_a_gated_product(interpreted, b, q, f, w, tiles):
     normed, weight = eighths(b, q, w), eighths(2 * f, w, seed=1)
-    found = interpreted(fused.gated, normed, weight, tiles=tiles)
-    assert torch.equal(found, interpreted(fused.gate, product(normed, weight)))
+    found = interpreted(JointOps((1, tiles)).gated, linear_of(weight), normed)
+    assert torch.equal(found, interpreted(gate, product(normed, weight)))
 
 
 @pytest.mark.parametrize(("b", "q"), BATCHES)
@@ -63,7 +64,7 @@ def test_a_gated_product(interpreted, b, q, f, w, tiles):
 @pytest.mark.parametrize("columns", [16, 64])
 def test_a_product_in_parts(interpreted, b, q, n, k, parts, columns):
     x, weight = eighths(b, q, k), eighths(n, k, seed=1)
-    found = interpreted(fused.partial_product, x, weight, tiles=ProductTiles(columns=columns, inner=16, parts=parts))
+    found = interpreted(JointOps((parts, SMALL | {"COLUMNS": columns})).update, linear_of(weight), x)
     assert found.shape == (parts, b, q, n)
     assert torch.equal(found.sum(0).double(), F.linear(x.double(), weight.double()))
     first = -(-k // 16 // parts) * 16 if k % 16 == 0 else -(-(k // 16 + 1) // parts) * 16
@@ -72,28 +73,23 @@ def test_a_product_in_parts(interpreted, b, q, n, k, parts, columns):
 
 def test_the_tiles_of_products_on_the_device(interpreted):
     normed, weight = eighths(1, 20, 200), eighths(2 * 50, 200, seed=1)
-    assert torch.equal(interpreted(fused.gated, normed, weight), interpreted(fused.gate, product(normed, weight)))
-    found = interpreted(fused.partial_product, normed, weight)
+    gated = interpreted(JointOps().gated, linear_of(weight), normed)
+    assert torch.equal(gated, interpreted(gate, product(normed, weight)))
+    found = interpreted(JointOps().update, linear_of(weight), normed)
     assert found.shape == (2, 1, 20, 100)
     assert torch.equal(found.sum(0).half(), product(normed, weight))
 
 
 def test_a_product_is_added_up_in_the_same_order_whatever_the_rows(interpreted):
     x, weight = draw(8, 4, 300, dtype=torch.float16), draw(40, 300, seed=1, dtype=torch.float16)
-    among, alone = interpreted(fused.partial_product, x, weight), interpreted(fused.partial_product, x[2:3], weight)
+    among, alone = (interpreted(JointOps().update, linear_of(weight), rows) for rows in (x, x[2:3]))
     assert torch.equal(among[:, 2:3], alone)
 
 
 def test_the_parts_of_large_matrices():
-    llada = fused._tiles_of_parts(4096, 4096)
-    assert (llada.columns, llada.parts) == (32, 2)
-    assert fused._tiles_of_parts(4096, 12_288) == llada
-    dream = fused._tiles_of_parts(3584, 18_944)
-    assert (dream.columns, dream.parts) == (64, 4)
-    assert fused._tiles_of_parts(100_000, 4096).parts == 1
-
-
-def test_how_many_rows_are_few():
-    for dtype in (torch.bfloat16, torch.float16):
-        assert [fused.few(positions, dtype) for positions in (0, 1, 32, 33)] == [False, True, True, False]
-    assert not fused.few(1, torch.float32)
+    parts, tiles = llada = parts_and_tiles(4096, 4096)
+    assert (parts, tiles["COLUMNS"]) == (2, 32)
+    assert parts_and_tiles(4096, 12_288) == llada
+    parts, tiles = parts_and_tiles(3584, 18_944)  # Dream
+    assert (parts, tiles["COLUMNS"]) == (4, 64)
+    assert parts_and_tiles(100_000, 4096)[0] == 1

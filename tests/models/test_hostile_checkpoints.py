@@ -52,7 +52,7 @@ def test_sizes_are_refused_before_anything_is_built(llada_folder: Path) -> None:
     load_model(llada_folder, device="cpu")
     edit_json(llada_folder / "config.json", n_layers=10**6)
     tracemalloc.start()
-    expected = "it asks for 1000000 layers, but the weights are 21 tensors, and 1000 layers are the most"
+    expected = "it asks for 1000000 layers, and 1000 are the most"
     assert refusal(llada_folder) == f"{llada_folder / 'config.json'}: {expected}"
     assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
     tracemalloc.stop()
@@ -61,9 +61,9 @@ def test_sizes_are_refused_before_anything_is_built(llada_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"d_model": 10**30}, f"d_model must be a whole number of at least 1 and at most 2147483647, got {10**30}"),
+        ({"d_model": 10**30}, f"d_model must be a whole number from 1 to 2147483647, got {10**30}"),
         ({"rope_theta": 10**400}, "rope_theta must be a number above 0 and below 1e30, got 1000"),
-        ({"mlp_hidden_size": None, "mlp_ratio": 1e29}, "mlp_hidden_size must be a whole number of at least 1 and at"),
+        ({"mlp_hidden_size": None, "mlp_ratio": 1e29}, "mlp_hidden_size must be a whole number from 1 to 2147483647"),
         ({"n_heads": 2**31 - 1, "d_model": 2**31 - 1}, "4 key heads do not divide 2147483647 query heads"),
         ({"n_heads": 2**30, "n_kv_heads": 2**30, "d_model": 2**31 - 2}, "heads do not divide"),
         ({"n_heads": 1, "n_kv_heads": 1, "d_model": 2**31 - 2}, "its sizes make no model: "),

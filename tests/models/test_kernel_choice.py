@@ -13,7 +13,8 @@ from unmask.models.transformer import Transformer
 pytest.importorskip("triton")
 
 from unmask.models.kernels import ops, passes
-from unmask.models.kernels.ops import JointOps, KernelOps
+from unmask.models.kernels.ops import KernelOps
+from unmask.models.kernels.products import JointOps, few_rows_ops
 
 
 def model_of(folder, *, dtype="bfloat16", **options):
@@ -23,10 +24,11 @@ def model_of(folder, *, dtype="bfloat16", **options):
 def test_a_few_rows_that_see_a_cache_have_joint_operations(make_llada):
     folder = make_llada(d_model=64)
     model = model_of(folder)
-    assert type(ops.few_rows_ops(model, 32)) is JointOps
-    assert type(ops.few_rows_ops(model, 33)) is KernelOps
+    for positions, joint in ((0, False), (1, True), (32, True), (33, False)):
+        assert (type(few_rows_ops(model, positions)) is JointOps) == joint
+    assert type(few_rows_ops(model_of(folder, dtype="float16"), 1)) is JointOps
     for others in ({"dtype": "float32"}, {"quantize": "int8"}):
-        assert type(ops.few_rows_ops(model_of(folder, **others), 32)) is KernelOps
+        assert type(few_rows_ops(model_of(folder, **others), 32)) is KernelOps
     assert type(ops.layer_ops(model)) is KernelOps
 
 
@@ -36,14 +38,14 @@ def test_layers_that_were_replaced_are_called_as_they_are(make_llada):
 
     model = model_of(make_llada(d_model=64))
     model.blocks[1].down = Other(48, 64, bias=False)
-    assert type(ops.few_rows_ops(model, 1)) is KernelOps
+    assert type(few_rows_ops(model, 1)) is KernelOps
 
 
 def test_queries_and_keys_that_are_normalised_are_not_projected_jointly(make_llada):
     model = model_of(make_llada(d_model=64))
-    assert type(ops.few_rows_ops(model, 1)) is JointOps
+    assert type(few_rows_ops(model, 1)) is JointOps
     model.shape = replace(model.shape, qk_norm=True)
-    assert type(ops.few_rows_ops(model, 1)) is KernelOps
+    assert type(few_rows_ops(model, 1)) is KernelOps
 
 
 @pytest.mark.parametrize("width", [8, 24])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from unmask.models.transformer import Transformer
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels.passes import ModelGraphs, Passes, announce, forget, passes_of
+from unmask.models.kernels.passes import ModelGraphs, announce, forget, graphs_of, predict, prepare
 
 pytestmark = pytest.mark.slow  # whole passes in an interpreter
 
@@ -90,11 +91,10 @@ def run(calls: list[Call], family: str, dtype: torch.dtype, announced: list[tupl
     Plain passes have filled both caches.
     """
     model = model_of(family, dtype, **options)
-    captured = ModelGraphs(Recalled)
+    captured = model.fast["passes"] = ModelGraphs(Recalled)
     captured.announced.update(announced)
-    fast = Passes(model, captured)
     told = []
-    for predict in (model.predict_plainly, fast.predict):
+    for run_pass in (model.predict_plainly, partial(predict, model)):
         storage, found = Storage(rows=4, length=64), Told()
         model.predict(
             Call(rows=FULL, seed=99).tokens, cache=KVCache(storage, SLOTS[:3]), block_size=calls[0].block_size
@@ -103,7 +103,7 @@ def run(calls: list[Call], family: str, dtype: torch.dtype, announced: list[tupl
             cache = KVCache(storage, SLOTS[: len(call.rows)]) if call.cached else None
             at = None if call.at is None else torch.tensor(call.at)
             asked = {"plan": call.plan, "at": at, "cache": cache, "block_size": call.block_size, "states": call.states}
-            prediction = predict(PassInputs(tokens=call.tokens, **asked))
+            prediction = run_pass(PassInputs(tokens=call.tokens, **asked))
             assert not prediction.fleeting
             assert (prediction.states is not None) == call.states
             found.logits.append(prediction.logits)
@@ -255,14 +255,14 @@ def prepared(family: str) -> tuple[list[bool], list[Tensor], list[Tensor]]:
     """Of a pass prepared four times: if its logits are fleeting, these when they came, and what plain passes give."""
     model = model_of(family, torch.float32)
     cache, plain = (KVCache.new(3, 64) for _ in range(2))
-    fast = Passes(model, ModelGraphs(Recalled))
+    model.fast["passes"] = ModelGraphs(Recalled)
     for held in (cache, plain):
         model.predict(Call(rows=FULL).tokens, cache=held)
     fleeting, found, expected = [], [], []
     for seed in range(4):
         call = Call(rows=BLOCK, at=AT["block"], seed=seed)
         at = torch.tensor(call.at)
-        prediction = fast.prepare(PassInputs(tokens=call.tokens, plan=call.plan, at=at, cache=cache))()
+        prediction = prepare(model, PassInputs(tokens=call.tokens, plan=call.plan, at=at, cache=cache))()
         fleeting.append(prediction.fleeting)
         found.append((prediction.logits, prediction.logits.clone()))
         expected.append(model.predict(call.tokens, plan=call.plan, at=at, cache=plain).logits)
@@ -281,11 +281,11 @@ def test_announced_shapes_outlive_the_graphs_that_are_let_go_of():
     model = model_of("llada", torch.float32)
     forget(model)
     announce(model, 3, 60)
-    captured, cache = passes_of(model).graphs, KVCache.new(1, 8)
+    captured, cache = graphs_of(model), KVCache.new(1, 8)
     graphs = captured.over(cache), captured.over(None)
     assert captured.over(cache) is graphs[0]
     forget(model)
-    assert passes_of(model).graphs is captured
+    assert graphs_of(model) is captured
     assert captured.announced == {(3, 60)}
     assert captured.over(cache) is not graphs[0]
     assert captured.over(None) is not graphs[1]
@@ -301,8 +301,8 @@ def test_graphs_go_with_the_storage_that_they_work_on():
 
 def test_weights_that_move_and_copies_of_a_model_have_no_graphs():
     model = model_of("llada", torch.float32)
-    captured = passes_of(model).graphs
-    assert passes_of(deepcopy(model)).graphs is not captured
-    assert passes_of(model).graphs is captured
+    captured = graphs_of(model)
+    assert graphs_of(deepcopy(model)) is not captured
+    assert graphs_of(model) is captured
     model.half()
-    assert passes_of(model).graphs is not captured
+    assert graphs_of(model) is not captured

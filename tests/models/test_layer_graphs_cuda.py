@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cuda_inputs import DREAM, LLADA, NEEDS_CUDA, WIDTHS, draw, never_waiting, table
+from kernel_inputs import norm_of
 
 from unmask.cache.base import PassPlan, RowPlan
 from unmask.cache.storage import KVCache
@@ -11,9 +12,9 @@ from unmask.models.layers import Block, TransformerShape
 
 pytest.importorskip("triton")
 
-from unmask.models.kernels import fused
 from unmask.models.kernels.attention import block_attention
-from unmask.models.kernels.ops import JointOps, KernelOps
+from unmask.models.kernels.ops import KernelOps, gate
+from unmask.models.kernels.products import JointOps
 
 pytestmark = NEEDS_CUDA
 
@@ -30,15 +31,15 @@ def test_a_graph_replays_them_without_waiting_at_other_places(sizes):
         states = draw(b, q, h * d, seed=seed), draw(b, q, h * d, seed=seed + 1)
         return [*states, draw(b, q, (h + 2 * g) * d, seed=seed), positions, slots, lengths]
 
-    weight, keys, values = draw(h * d), draw(5, g, longest, d, seed=7), draw(5, g, longest, d, seed=8)
+    norm, keys, values = norm_of(draw(h * d)), draw(5, g, longest, d, seed=7), draw(5, g, longest, d, seed=8)
 
     turns = table(d, longest)
 
     def run(x, update, qkv, positions, slots, lengths, kept):
-        total, normed = fused.add_norm(x, update, weight, 1e-5)
+        total, normed = KernelOps().add_norm(x, update, norm)
         turned = qkv.clone()
-        fused.turn_and_store(turned, turns, positions, h, g, (*kept, slots))
-        return total, fused.gate(normed), block_attention(turned, *kept, slots, lengths, h, longest)
+        KernelOps.turn_and_store(turned, turns, positions, h, g, (*kept, slots))
+        return total, gate(normed), block_attention(turned, *kept, slots, lengths, h, longest)
 
     held, kept = inputs(0), (keys.clone(), values.clone())
     run(*held, kept)  # compiles

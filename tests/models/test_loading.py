@@ -44,15 +44,9 @@ def test_a_pointer_in_place_of_a_file_is_named(llada_folder: Path, name: str) ->
     assert "git lfs pull" in message
 
 
-@pytest.mark.parametrize(
-    ("address", "way"),
-    [
-        ("https://huggingface.co/GSAI-ML/LLaDA-8B-Instruct", "the name on the hub, GSAI-ML/LLaDA-8B-Instruct"),
-        ("https://hf.co/org/name/tree/main", "org/name and the revision main"),
-    ],
-)
-def test_an_address_on_the_hub_is_answered_with_the_name(address: str, way: str) -> None:
-    assert refusal(address).endswith(way)
+def test_an_address_is_answered_with_what_to_give_instead() -> None:
+    address = "https://huggingface.co/GSAI-ML/LLaDA-8B-Instruct"
+    assert refusal(address) == f"{address}: is an address; give the name on the hub, OWNER/NAME"
 
 
 def test_a_llada_folder_tells_the_engine_what_it_needs(llada_folder: Path) -> None:
@@ -138,7 +132,7 @@ def test_generation_defaults_are_read(llada_folder: Path) -> None:
 def test_a_bad_generation_default_is_refused(llada_folder: Path, value: Any) -> None:
     path = llada_folder / "generation_config.json"
     edit_json(path, block_length=value)
-    assert refusal(llada_folder) == f"{path}: block_length must be a whole number of at least 1, got {value!r}"
+    assert refusal(llada_folder) == f"{path}: block_length must be a whole number from 1 to 2147483647, got {value!r}"
 
 
 def test_toy_needs_no_folder() -> None:
@@ -243,14 +237,7 @@ def test_a_missing_shard_is_named(make_llada: MakeFolder) -> None:
 def test_shards_without_an_index_are_refused(make_llada: MakeFolder) -> None:
     folder = make_llada(shards=2)
     (folder / "model.safetensors.index.json").unlink()
-    assert refusal(folder) == (
-        f"{folder}: there are 2 safetensors files but no model.safetensors.index.json to say how they belong together"
-    )
-
-
-def test_a_single_weight_file_may_have_any_name(llada_folder: Path) -> None:
-    (llada_folder / "model.safetensors").rename(llada_folder / "weights.safetensors")
-    assert load_model(llada_folder, device="cpu").model.spec.family == "llada"
+    assert refusal(folder) == f"{folder}: there is no model.safetensors and no model.safetensors.index.json"
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, ["a"], {"a": 1}])

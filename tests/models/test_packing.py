@@ -1,4 +1,4 @@
-"""Rows one behind the other, and back."""
+"""Rows one behind the other."""
 
 import torch
 
@@ -21,18 +21,11 @@ def test_a_position_behind_the_end_of_a_row_never_belongs_to_another():
     assert Packing.of(SPANS, 12, CPU).places(torch.tensor([[3], [2], [9]]))[:, 0].tolist() == [2, 3, 7]
 
 
-def test_what_is_unpacked_has_zeros_for_padding():
-    values = 1.0 + torch.arange(8.0)[:, None, None].expand(-1, 1, 2)
-    assert Packing.of(SPANS, 8, CPU).unpacked(values, 4)[..., 1].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0], [5, 6, 7, 8]]
-
-
 def test_positions_that_round_up_belong_to_no_row():
     packing = Packing.of(SPANS, 12, CPU)
     assert packing.position.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, -1, -1, -1, -1]
     assert packing.packed(TOKENS).shape == (12, 1)
-    values = torch.full((12, 1, 1), torch.nan)
-    values[:8] = 1.0
-    assert torch.equal(packing.unpacked(values, 4)[..., 0], (TOKENS > 0).float())
+    assert packing.places(torch.tensor([[2], [0], [3]]))[:, 0].tolist() == [2, 3, 7]
 
 
 def test_rows_without_positions_change_nothing_for_the_others():
@@ -48,5 +41,3 @@ def test_positions_of_a_row_may_begin_anywhere():
     assert packing.rows.tolist() == [[1, 0, 3], [2, 4, 1], [0, 2, 6]]
     assert packing.packed(TOKENS)[:7, 0].tolist() == [11, 12, 20, 0, 0, 0, 33]
     assert packing.places(torch.tensor([[2, 0], [3, 1], [3, 9]])).tolist() == [[1, 0], [5, 3], [6, 6]]
-    values = 1.0 + torch.arange(9.0)[:, None, None]
-    assert packing.unpacked(values, 4)[..., 0].tolist() == [[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]]

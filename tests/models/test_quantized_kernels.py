@@ -27,25 +27,26 @@ def interpreter(interpreted: Callable[..., Any]) -> Callable[..., tuple[Tensor, 
 
 
 def by_kernels(
-    x: Tensor, stored: Tensor, scale: Tensor, bias: Tensor | None, kind: torch.dtype, **tiles: int
+    x: Tensor, stored: Tensor, scale: Tensor, bias: Tensor | None, kind: torch.dtype, parts: int = 1, **tiles: int
 ) -> tuple[Tensor, Tensor]:
     """The product, and the widened weights. Bytes travel as int8, which a pipe can carry."""
-    from unmask.models.kernels.quantized import Tiles, multiply, widened
+    from unmask.models.kernels.quantized import multiply, widened
 
-    words, arrived = interleave(stored).view(torch.int32), torch.zeros(64, dtype=torch.int32)
-    out = multiply(x, words, scale, bias, arrived, kind=kind, tiles=Tiles(**tiles))
-    again = multiply(x, words, scale, bias, arrived, kind=kind, tiles=Tiles(**tiles))
+    cut = parts, {"ROWS": 64, "num_warps": 4, "num_stages": 3} | tiles
+    rows, arrived = interleave(stored).view(kind), torch.zeros(64, dtype=torch.int32)
+    out = multiply(x, rows, scale, bias, arrived, cut=cut)
+    again = multiply(x, rows, scale, bias, arrived, cut=cut)
     assert torch.equal(out, again)
     assert not arrived.any()
-    return out, widened(words.view(kind), scale, x.shape[1], x.dtype)
+    return out, widened(rows, scale, x.shape[1], x.dtype)
 
 
 SIZES = [
-    (3, 70, 100, {"outputs": 64, "words": 16}),
-    (1, 1, 1, {"outputs": 16, "words": 16}),
-    (17, 33, 130, {"outputs": 16, "words": 16, "parts": 2}),
-    (33, 5, 64, {"outputs": 16, "words": 16, "parts": 4}),  # more parts than there is to divide
-    (17, 70, 300, {"outputs": 64, "words": 32, "parts": 3, "rows": 16}),
+    (3, 70, 100, {"OUTPUTS": 64, "WORDS": 16}),
+    (1, 1, 1, {"OUTPUTS": 16, "WORDS": 16}),
+    (17, 33, 130, {"OUTPUTS": 16, "WORDS": 16, "parts": 2}),
+    (33, 5, 64, {"OUTPUTS": 16, "WORDS": 16, "parts": 4}),  # more parts than there is to divide
+    (17, 70, 300, {"OUTPUTS": 64, "WORDS": 32, "parts": 3, "ROWS": 16}),
 ]
 KINDS = [(kind, dtype) for kind in (INT8, FP8) for dtype in (torch.float32, torch.float16)]
 
@@ -80,7 +81,7 @@ def test_every_code_is_widened_exactly(interpreter: Callable[..., tuple[Tensor, 
     if kind == FP8:
         codes = codes[(codes & 0x7F) != 0x7F]  # not a number: never stored
     x = torch.eye(len(codes), dtype=torch.float16)
-    out, wide = interpreter(x, codes[None], torch.ones(1), None, kind, outputs=16, words=16)
+    out, wide = interpreter(x, codes[None], torch.ones(1), None, kind, OUTPUTS=16, WORDS=16)
     assert torch.equal(wide[0].float(), codes.view(kind).float())
     assert torch.equal(out[:, 0].float(), codes.view(kind).float())
 
@@ -89,8 +90,8 @@ def test_no_row_depends_on_another(interpreter: Callable[..., tuple[Tensor, Tens
     stored, scale = quantize_rows(draw(20, 128), INT8)
     x = draw(5, 128, seed=1)
     x[3] = 1e30
-    out, _ = interpreter(x, stored, scale, None, INT8, outputs=16, words=16, parts=2)
-    alone, _ = interpreter(x[:1], stored, scale, None, INT8, outputs=16, words=16, parts=2)
+    out, _ = interpreter(x, stored, scale, None, INT8, OUTPUTS=16, WORDS=16, parts=2)
+    alone, _ = interpreter(x[:1], stored, scale, None, INT8, OUTPUTS=16, WORDS=16, parts=2)
     assert torch.equal(out[:1], alone)
     assert out[[0, 1, 2, 4]].abs().max() < 100
 
@@ -146,10 +147,10 @@ def test_the_kernel_leaves_many_rows_and_single_precision_to_the_plain_product()
 )
 @pytest.mark.usefixtures("needs_triton")
 def test_parts_fill_the_device(n: int, k: int, few: int, many: int) -> None:
-    from unmask.models.kernels.quantized import tiles_for
+    from unmask.models.kernels.quantized import parts_and_tiles
 
-    assert [tiles_for(m, n, k // 4).parts for m in (1, 32, 64, 256)] == [few, few, few, many]
-    assert len({tiles_for(m, n, k // 4) for m in range(1, 65)}) == 1
+    assert [parts_and_tiles(m, n, k // 4)[0] for m in (1, 32, 64, 256)] == [few, few, few, many]
+    assert all(parts_and_tiles(m, n, k // 4) == parts_and_tiles(1, n, k // 4) for m in range(1, 65))
 
 
 @pytest.mark.slow

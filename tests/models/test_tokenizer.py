@@ -192,7 +192,7 @@ def test_a_checkpoint_without_template_cannot_chat(llada_folder: Path) -> None:
     codec = with_template(llada_folder, None)
     with pytest.raises(UnmaskError) as caught:
         codec.chat([{"role": "user", "content": "hi"}])
-    assert str(caught.value) == "the checkpoint has no chat template: use generate() with a prompt of your own"
+    assert str(caught.value).startswith("the checkpoint has no chat template: give the whole prompt to generate(), ")
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -228,13 +228,15 @@ def test_a_folder_without_tokenizer_is_refused(llada_folder: Path) -> None:
 def test_a_damaged_tokenizer_is_refused(llada_folder: Path) -> None:
     path = llada_folder / "tokenizer.json"
     path.write_text('{"version": "1.0"}')
-    assert refusal(lambda: TextCodec.from_folder(llada_folder)).startswith(f"{path}: is not a tokenizer: ")
+    assert refusal(lambda: TextCodec.from_folder(llada_folder)).startswith(
+        f"{llada_folder}: its files make no working tokenizer: "
+    )
 
 
 def test_merges_that_do_not_fit_the_vocabulary_are_refused(dream_folder: Path) -> None:
     (dream_folder / "merges.txt").write_text("#version: 0.2\nqq zz\n")
     message = refusal(lambda: TextCodec.from_folder(dream_folder))
-    assert message.startswith(f"{dream_folder}: vocab.json and merges.txt make no tokenizer: ")
+    assert message.startswith(f"{dream_folder}: its files make no working tokenizer: ")
 
 
 @pytest.mark.parametrize("entry", ["<|x|>", {"special": True}])

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from references import CLOSE, as_llama, as_qwen2, bidirectional, canvas, loaded, part, sizes, whole
+from references import CLOSE, as_llama, as_qwen2, bidirectional, canvas, loaded, sizes, whole
 
 from unmask.cache.storage import KVCache, Storage
-from unmask.errors import UnmaskError
 from unmask.models.base import ModelSpec
 from unmask.models.layers import TransformerShape
 from unmask.models.transformer import Transformer
@@ -136,33 +135,10 @@ def test_bfloat16_stays_close_to_float32(llada_folder: Path) -> None:
     torch.testing.assert_close(rounded.attention, exact.attention, atol=0.05, rtol=0.0)
 
 
-def test_rotary_angles_keep_float32_when_the_model_is_cast(llada_folder: Path) -> None:
-    model = loaded(llada_folder)
-    model.predict(canvas(1, 4))
-    assert model.to(torch.bfloat16).rotary.table.dtype == torch.float32
-
-
 def test_canvases_may_grow_beyond_the_positions_seen_so_far(llada: Transformer) -> None:
     short = llada.predict(canvas(1, 3)).logits
     llada.predict(canvas(1, 40))
     assert torch.equal(llada.predict(canvas(1, 3)).logits, short)
-
-
-WHOLE = "attention maps and shadow predictions need the whole canvas: they go with no cache"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cache": KVCache.new(1, 4), "attention_layers": range(1)}, WHOLE),
-        ({"cache": KVCache.new(1, 4), "shadow": torch.tensor([[1]])}, WHOLE),
-        ({"plan": part((1, 2, 4))}, "a pass over part of a canvas needs a cache that a whole pass has filled"),
-    ],
-)
-def test_combinations_without_meaning_are_refused(llada: Transformer, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnmaskError) as caught:
-        llada.predict(canvas(1, 4), **options)
-    assert str(caught.value) == message
 
 
 def test_queries_and_keys_normalised_head_by_head_equal_qwen3() -> None:

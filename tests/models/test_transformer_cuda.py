@@ -127,7 +127,7 @@ def test_whole_canvases_are_packed_unless_their_shape_was_announced(make_llada: 
     for cache in caches:
         found.append([model.predict(tokens, at=at, cache=cache).logits for _ in range(4)])
         passes.announce(model, 2, 33)
-    graphs = passes.passes_of(model).graphs
+    graphs = passes.graphs_of(model)
     kinds = [kind for cache in caches for kind, *_ in graphs.over(cache).whole.captured]
     assert {"whole" if kind == "whole" else "packed" for kind in kinds} == {"whole", "packed"}
     for same in found:
@@ -153,7 +153,7 @@ def test_ragged_rows_that_are_replayed_see_as_far_as_they_reach(make_llada: Any,
         atol = 2e-3 if dtype == "float32" else 0.25
         torch.testing.assert_close(found.cpu(), expected, atol=atol, rtol=0.0)
         del scratch
-    assert [kind for kind, *_ in passes.passes_of(there).graphs.over(cache).whole.captured] == ["whole"]
+    assert [kind for kind, *_ in passes.graphs_of(there).over(cache).whole.captured] == ["whole"]
 
 
 @pytest.mark.parametrize("make", ["make_llada", "make_dream"])

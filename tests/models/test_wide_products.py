@@ -11,20 +11,17 @@ pytest.importorskip("triton")
 
 from unmask.models.kernels import wide
 from unmask.models.kernels.ops import KernelOps
-from unmask.models.kernels.wide import WideTiles
+
+SMALL = {"ROWS": 32, "COLUMNS": 64, "INNER": 16, "GROUP": 2}
 
 
-def gated(x, weight, tiles):
+def gated(x, weight, programs, **tiles):
     """Nothing that the kernel leaves out is a number."""
     torch.use_deterministic_algorithms(True)  # fills what is allocated
     try:
-        return wide.gated(x, weight, tiles=tiles)
+        return wide.gated(x, weight, tiles=wide.TILES | SMALL | tiles, programs=programs)
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def small(programs):
-    return WideTiles(rows=32, columns=64, inner=16, group=2, programs=programs)
 
 
 def parts_of_64(*shape, seed=0):
@@ -54,7 +51,7 @@ def silu(x):
 )
 def test_a_gated_product_of_many_rows(interpreted, b, n, f, k, programs):
     x, weight = parts_of_64(b, n, k), parts_of_64(2 * f, k, seed=1)
-    found = interpreted(gated, x, weight, small(programs))
+    found = interpreted(gated, x, weight, programs)
     gate, up = product(x, weight).chunk(2, -1)
     expected = silu(gate) * up
     assert (found != expected).float().mean() < 1 / 400  # the silu may be rounded to the next number
@@ -66,8 +63,7 @@ def test_every_silu_is_rounded_to_the_nearest_number_or_the_next(interpreted):
     x = x[torch.isfinite(x)].float()
     rows, weight = torch.zeros(1, len(x), 16), torch.zeros(16, 16)
     rows[0, :, 0], rows[0, :, 1], weight[:8, 0], weight[8:, 1] = x, 1.0, 1.0, 1.0
-    tiles = WideTiles(rows=4096, columns=64, inner=16, group=2, programs=3)
-    found = interpreted(gated, rows.half(), weight.half(), tiles)[0, :, 0]
+    found = interpreted(gated, rows.half(), weight.half(), 3, ROWS=4096)[0, :, 0]
     expected = silu(x.half())
     assert torch.equal(torch.nextafter(found, expected), expected)
     assert (found != expected).sum() <= 50

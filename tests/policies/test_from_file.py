@@ -88,7 +88,7 @@ def test_another_process_loads_the_file_for_itself(rule, tmp_path):
     ("choice", "expected"),
     [
         ("{rule}:Shure", "did you mean 'Sure'?"),
-        ("{rule}:Other", "is no policy"),
+        ("{rule}:Other", "classes there with a method select: Sure"),
         ("{rule}.py:Sure", "cannot read the policy"),
         ("{rule}:Sure", "unknown parameter"),
     ],

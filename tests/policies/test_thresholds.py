@@ -8,6 +8,7 @@ import torch
 from policies.rows import committed, peaked
 
 from unmask import policies
+from unmask.policies.scores import eligible
 from unmask.types import StepView
 
 
@@ -146,3 +147,10 @@ def test_a_relaxed_commit_of_local_leap_is_no_anchor_itself():
 def test_a_decoded_position_is_no_anchor_of_local_leap():
     view = StepView(logits=peaked([0.95, 0.8, 0.78])[None], masked=torch.tensor([[False, True, True]]))
     assert committed(policies.LocalLeap(), view) == [1]
+
+
+def test_the_token_of_a_closed_position_is_never_looked_up():
+    logits = torch.tensor([[[0.0, -torch.inf], [0.0, -torch.inf], [0.0, -torch.inf]]])
+    tokens, masked = torch.tensor([[0, 1, 99]]), torch.tensor([[True, True, False]])
+    view = StepView(logits=logits, masked=masked, proposed=tokens)
+    assert eligible(view).tolist() == [[True, False, False]]

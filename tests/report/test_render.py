@@ -311,10 +311,10 @@ def test_the_command_prints_one_format_and_writes_all(study, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "png"], "png needs --out DIR"),
-        (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, pdf, png, svg, terminal"),
+        (["--format", "png"], "unknown format without --out 'png'; known: csv, json, latex, markdown, terminal"),
+        (["--format", "odt"], "unknown format without --out 'odt'; known: csv, json, latex, markdown, terminal"),
         (["--format", "csv", "--format", "json"], "one format can be printed, got csv, json; --out DIR writes several"),
-        (["--out", "here", "--format", "terminal"], "unknown format 'terminal'; to write: csv"),
+        (["--out", "here", "--format", "terminal"], "unknown format 'terminal'; known: csv"),
     ],
 )
 def test_a_wrong_format_is_one_line(study, flags, message, capsys):
@@ -326,6 +326,8 @@ def test_without_matplotlib_tables_are_written_and_figures_say_what_is_missing(s
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     command = ["report", str(study), "--out", str(tmp_path / "o")]
     assert run(command) == 2
-    assert capsys.readouterr().err == "unmask: figures need matplotlib: pip install 'unmask[plot]'\n"
+    assert (
+        capsys.readouterr().err == "unmask: a figure needs matplotlib, which is missing: pip install 'unmask[plot]'\n"
+    )
     assert run([*command, "--format", "markdown"]) == 0
     assert (tmp_path / "o" / "report.md").exists()

@@ -88,7 +88,7 @@ def test_mcnemar_counts_coins(only_first, only_second, p):
     first = [True] * only_first + [False] * only_second + [True, False]
     second = [False] * only_first + [True] * only_second + [True, False]
     test = mcnemar(first, second)
-    assert (test.only_first, test.only_second) == (only_first, only_second)
+    assert (test.only_this, test.only_baseline) == (only_first, only_second)
     assert test.p == pytest.approx(p)
 
 

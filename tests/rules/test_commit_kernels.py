@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,27 @@ import torch
 
 from unmask.rules import mean_field_commit
 from unmask.rules.commit import commit_open as plain_commit_open
+from unmask.rules.mean_field import Parameters
 
 pytest.importorskip("triton")
 
-from unmask.rules.kernels.commit import Tiles, commit_open, padded_size
+from unmask.rules.kernels.commit import commit_open, padded_size
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # So small that a few hundred tokens are several pieces, chunks and steps.
-SMALL = Tiles(piece=128, steps=2, last=64)
+SMALL = {"piece": 128, "steps": 2, "last": 64}
 
 
 @pytest.fixture
 def kernels(interpreted):
     """`commit_open` by kernels, in the process that interprets."""
-    return partial(interpreted, commit_open)
+
+    def decide(logits, masked, *, open_at_most=None, **options):
+        sizes = {name: options.pop(name) for name in SMALL if name in options}
+        return interpreted(commit_open, logits, masked, Parameters(**options), open_at_most=open_at_most, **sizes)
+
+    return decide
 
 
 def draw(*shape, seed=0, spread=3.0):
@@ -38,10 +43,11 @@ def all_open(logits):
     return torch.ones(logits.shape[:2], dtype=torch.bool)
 
 
-def check(kernels, logits, masked=None, *, tiles=SMALL, open_at_most=None, **options):
+def check(kernels, logits, masked=None, *, sizes=SMALL, **options):
     """Decide with both, compare all that they say, and return what the kernels said."""
     masked = all_open(logits) if masked is None else masked
-    decided = kernels(logits, masked, tiles=tiles, open_at_most=open_at_most, **options)
+    decided = kernels(logits, masked, **sizes, **options)
+    options.pop("open_at_most", None)
     expected = mean_field_commit(logits.double(), masked, **options)
     torch.testing.assert_close(decided.overlap.double(), expected.overlap, rtol=0, atol=1e-5)
     torch.testing.assert_close(decided.margin.double(), expected.margin, rtol=1e-6, atol=1e-6)
@@ -69,7 +75,7 @@ def test_more_positions_than_a_tile_holds(kernels):
 
 
 def test_the_tiles_of_the_device(kernels):
-    check(kernels, draw(1, 4, 600).bfloat16(), tiles=Tiles())
+    check(kernels, draw(1, 4, 600).bfloat16(), sizes={})
 
 
 @pytest.mark.parametrize(("threshold", "fallback"), [(0.6, "field"), (1.0, "field"), (1.0, "confidence")])
@@ -165,7 +171,7 @@ def test_adversarial_logits_in_half_precision(kernels, make):
 
 def test_the_smallest_overlaps_are_right_to_five_digits(kernels):
     logits = nearly_disjoint()
-    decided = kernels(logits, all_open(logits), tiles=SMALL, normalize="none").overlap.double()
+    decided = kernels(logits, all_open(logits), **SMALL, normalize="none").overlap.double()
     expected = mean_field_commit(logits.double(), all_open(logits), normalize="none").overlap
     assert 0.0 < expected.max() < 1e-6
     torch.testing.assert_close(decided, expected, rtol=1e-5, atol=0)
@@ -174,7 +180,7 @@ def test_the_smallest_overlaps_are_right_to_five_digits(kernels):
 def test_identical_positions_tie_to_the_bit_wherever_they_stand(kernels):
     logits, twins = draw(2, 13, 50, spread=1.0), [0, 2, 5, 6, 12]
     logits[:, twins] = logits[:, :1].clone()
-    score = kernels(logits, all_open(logits), tiles=SMALL).score[:, twins]
+    score = kernels(logits, all_open(logits), **SMALL).score[:, twins]
     assert torch.equal(score, score[:, :1].expand_as(score))
 
 
@@ -184,7 +190,7 @@ def test_closed_positions_are_not_read(kernels):
     masked[0, [1, 4, 5, 10]] = True
     masked[1, 7] = True
     logits[~masked] = NAN
-    decided = kernels(logits, masked, tiles=SMALL)
+    decided = kernels(logits, masked, **SMALL)
     expected = mean_field_commit(logits.double(), masked)
     assert decided.commit.tolist() == expected.commit.tolist()
     assert decided.commit.sum(-1).tolist()[1:] == [1, 0]
@@ -198,8 +204,8 @@ def test_a_row_says_the_same_bit_for_bit_alone_in_a_batch_and_between_closed_pos
     logits, masked = draw(2, 14, 200, seed=1), torch.rand(2, 14, generator=torch.Generator().manual_seed(2)) < 0.6
     columns = torch.tensor([0, 3, 4, 8, 11, 13])
     logits[1, columns], masked[1] = alone[0], torch.zeros(14, dtype=torch.bool).index_fill(0, columns, True)
-    one = kernels(alone, all_open(alone), tiles=SMALL)
-    among = kernels(logits, masked, tiles=SMALL)
+    one = kernels(alone, all_open(alone), **SMALL)
+    among = kernels(logits, masked, **SMALL)
     for name in ("commit", "score", "intensity", "margin"):
         assert torch.equal(getattr(one, name)[0], getattr(among, name)[1, columns])
     assert torch.equal(one.overlap[0], among.overlap[1][columns][:, columns])
@@ -207,7 +213,7 @@ def test_a_row_says_the_same_bit_for_bit_alone_in_a_batch_and_between_closed_pos
 
 def test_the_same_twice(kernels):
     logits = draw(1, 9, 70).bfloat16()
-    one, other = (kernels(logits, all_open(logits), tiles=SMALL) for _ in range(2))
+    one, other = (kernels(logits, all_open(logits), **SMALL) for _ in range(2))
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("commit", "score", "overlap"))
 
 
@@ -236,7 +242,7 @@ def test_fewer_open_positions_hardly_ever_need_another_kernel(k, sizes):
 def test_positions_beyond_the_most_that_can_be_open_count_as_closed(kernels):
     logits, masked = draw(1, 9, 40), torch.arange(9)[None] > 2
     first = masked & (torch.arange(9) < 7)
-    some, fewer = (kernels(logits, these, tiles=SMALL, open_at_most=4) for these in (masked, first))
+    some, fewer = (kernels(logits, these, **SMALL, open_at_most=4) for these in (masked, first))
     assert all(torch.equal(getattr(some, name), getattr(fewer, name)) for name in ("commit", "score", "overlap"))
 
 
@@ -262,17 +268,6 @@ def test_they_compile_for_a_device_that_is_not_there(tmp_path):
     assert len(done.stdout.splitlines()) == 56
 
 
-PARAMETERS = {
-    "threshold": 0.85,
-    "iterations": 2,
-    "interaction": "jsd",
-    "uniform_weight": 1.0,
-    "normalize": "max",
-    "fallback": "field",
-    "vocabulary": None,
-}
-
-
 @pytest.mark.parametrize(
     ("logits", "changed"),
     [
@@ -287,17 +282,16 @@ PARAMETERS = {
     ],
 )
 def test_the_kernels_leave_to_the_plain_rule_what_they_cannot_decide(logits, changed):
-    masked, options = all_open(logits), PARAMETERS | changed
-    assert commit_open(logits, masked, open_at_most=None, **options) is NotImplemented
+    masked, rule = all_open(logits), Parameters(**changed)
+    assert commit_open(logits, masked, rule, open_at_most=None) is NotImplemented
     if logits.shape[1] < 5000:  # the plain rule needs memory for every two positions
-        assert plain_commit_open(logits, masked, open_at_most=None, **options).commit.shape == masked.shape
+        assert plain_commit_open(logits, masked, rule, open_at_most=None).commit.shape == masked.shape
 
 
-def test_the_kernels_take_every_parameter_that_the_plain_rule_takes(kernels):
+def test_the_kernels_answer_as_the_plain_rule_does(kernels):
     logits = draw(1, 4, 8)
-    found, expected = (
-        decide(logits, all_open(logits), open_at_most=3, **PARAMETERS) for decide in (kernels, plain_commit_open)
-    )
+    found = kernels(logits, all_open(logits), open_at_most=3)
+    expected = plain_commit_open(logits, all_open(logits), Parameters(), open_at_most=3)
     for field in fields(expected):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         assert (one is None) == (other is None), field.name

@@ -9,6 +9,8 @@ from cuda_inputs import never_waiting
 from unmask import policies
 from unmask.device import kernels_on
 from unmask.rules import mean_field_commit
+from unmask.rules.commit import commit_open
+from unmask.rules.mean_field import Parameters
 from unmask.types import StepView
 
 pytestmark = [
@@ -24,9 +26,9 @@ def kernels():
     """The rule, by the kernels."""
     pytest.importorskip("triton")
 
-    def decide(logits, masked, **options):
+    def decide(logits, masked, *, open_at_most=None, **options):
         assert kernels_on(logits.device)
-        return mean_field_commit(logits, masked, validate=False, **options)
+        return commit_open(logits, masked, Parameters(**options), open_at_most=open_at_most)
 
     return decide
 
@@ -188,10 +190,8 @@ def test_checks_change_nothing_that_the_kernels_decide(dtype):
     logits[1, closed] = math.nan
     assert torch.equal(mean_field_commit(logits, masked).commit, trusted.commit)
     logits[1, 0, 5] = math.nan
-    with pytest.raises(ValueError, match="row 1, position 0 contain NaN"):
+    with pytest.raises(ValueError, match="row 1, position 0 are no prediction: the largest is nan"):
         mean_field_commit(logits, masked)
-    with pytest.raises(ValueError, match="open_at_most is 1"):
-        mean_field_commit(logits[:1], masked[:1], open_at_most=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -218,19 +218,20 @@ def test_identical_positions_tie_where_the_plain_rule_decides(options):
 
 
 def test_the_rule_is_decided_by_the_kernels_unless_they_are_turned_off(kernels, monkeypatch):
-    from unmask.rules.kernels.commit import commit_open
+    from unmask.rules.kernels import commit
 
     logits, masked = draw(2, 9, 5000), some_open(2, 9)
-    assert same(kernels(logits, masked), commit_open(logits, masked))
+    direct = commit.commit_open(logits, masked, Parameters(), open_at_most=None)
+    assert same(kernels(logits, masked), direct)
     monkeypatch.setenv("UNMASK_KERNELS", "0")
     off = mean_field_commit(logits, masked, validate=False)
-    assert not torch.equal(off.overlap, commit_open(logits, masked).overlap)  # another order of the same sums
+    assert not torch.equal(off.overlap, direct.overlap)  # another order of the same sums
     check(off, plain(logits, masked))
 
 
 def test_diagnostics_are_those_of_the_plain_rule(kernels):
     logits, masked = draw(3, 9, 5000), some_open(3, 9)
-    found = kernels(logits, masked, diagnostics=True)
+    found = mean_field_commit(logits, masked, validate=False, diagnostics=True)
     expected = mean_field_commit(logits.double(), masked, validate=False, diagnostics=True)
     assert same(found, kernels(logits, masked))
     torch.testing.assert_close(found.history.double(), expected.history, rtol=0, atol=3e-5)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from unmask.rules.selection import best_scored, can_occur, open_scores, order_of, rank_of
+from unmask.rules.selection import best_scored, open_scores, order_of, rank_of
 
 INF, NAN = math.inf, math.nan
 
@@ -23,9 +23,3 @@ def test_as_many_open_positions_are_chosen_as_asked_for_or_all(count):
     chosen = [[2], [2, 3], [0, 2, 3]][: max(count, 0)]
     found = best_scored(score, masked, torch.tensor([count]))
     assert found.nonzero()[:, 1].tolist() == (chosen[-1] if chosen else [])
-
-
-def test_the_token_of_a_closed_position_is_never_looked_up():
-    logits = torch.tensor([[[0.0, -INF], [0.0, -INF], [0.0, -INF]]])
-    tokens, masked = torch.tensor([[0, 1, 99]]), torch.tensor([[True, True, False]])
-    assert can_occur(tokens, logits, masked).tolist() == [[True, False, False]]

@@ -114,6 +114,13 @@ def test_only_the_tokens_of_holes_have_some_and_offsets_lie_in_the_whole_text(to
     assert streamed(toy_served, "/v1/completions", **body)[0] == (choice["text"], choice["logprobs"])
 
 
+def test_offsets_count_characters_however_many_tokens_each_has(toy_served):
+    body = {"prompt": [{"text": "\N{SNOWMAN}\N{GRINNING FACE}" * 6}, {"mask": 2}], "logprobs": 0}
+    choice = toy_served.post(body)[1]["choices"][0]
+    assert choice["logprobs"]["text_offset"] == [12, 13]
+    assert streamed(toy_served, "/v1/completions", **body)[0] == (choice["text"], choice["logprobs"])
+
+
 def test_tokens_that_are_parts_of_a_character_have_its_offset(make_llada):
     """Random weights write random bytes."""
     llm = unmask.load(str(make_llada()), device="cpu")

@@ -39,8 +39,8 @@ def test_the_document_says_400_and_never_422(brief):
         responses = document["paths"][path]["post"]["responses"]
         assert set(responses) == {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"}
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
-    known = document["components"]["schemas"]["CompletionRequest"]["properties"]["decoding"]
-    assert {"policy", "step_map", "block_size", "cache"} <= set(str(known).split("'"))
+    known = document["components"]["schemas"]["Decoding"]["properties"]
+    assert {"policy", "step_map", "events", "block_size", "cache"} <= set(known)
 
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")

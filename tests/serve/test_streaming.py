@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from typing import Literal
 
 import pytest
@@ -12,7 +13,7 @@ from serve.servers import running
 import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
-from unmask.serve import answer_schema, schema
+from unmask.serve import schema
 from unmask.serve.app import EventStream
 from unmask.serve.translate import translate
 from unmask.serve.worker import Ticket
@@ -33,7 +34,7 @@ class ChunkChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
 
 
-class Chunk(answer_schema.ChatCompletion):
+class Chunk(schema.Completion):
     """One step of a conversation that is streamed."""
 
     object: Literal["chat.completion.chunk"]
@@ -97,7 +98,7 @@ def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(versi
 
     async def answer():
         ticket = Ticket(asked.requests)
-        stream = EventStream(asked, ticket)
+        stream = EventStream(asked, ticket, math.inf)
         await asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": version}}, receive, send), 10)
         assert ticket.requests[0].abandoned
 
@@ -146,7 +147,7 @@ def test_every_frame_is_one_line_of_json_and_the_last_says_done(toy_served, path
     assert headers["Content-Type"].startswith("text/event-stream")
     *chunks, done = frames(text)
     assert done == "[DONE]"
-    kind = Chunk if path == CHAT else answer_schema.Completion
+    kind = Chunk if path == CHAT else schema.Completion
     for chunk in map(json.loads, chunks):
         assert kind.model_validate(chunk).model_dump(exclude_unset=True) == chunk
 

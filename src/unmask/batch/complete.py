@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 from unmask.engine.generator import Generator
@@ -17,7 +18,7 @@ from unmask.policies import Policy
 from unmask.remote.cluster import ClusterConfig
 from unmask.remote.replicas import Pool
 from unmask.serve.answers import Answer
-from unmask.serve.errors import ApiError, answer_to, failed, wrong
+from unmask.serve.errors import ApiError, answer_to, wrong
 from unmask.serve.schema import ChatRequest, CompletionRequest, request_of
 from unmask.serve.translate import check_defaults, translate
 from unmask.settings import Settings
@@ -41,7 +42,7 @@ def complete(
     """
     check_defaults(llm, policy, settings)
     scheduler, unread = Scheduler(rows=rows), iter(lines)
-    texts: dict[Request, tuple[Line, Answer, int]] = {}  # with its number in the answer
+    texts: dict[Request, tuple[Line, Answer]] = {}
 
     def refill() -> Iterator[Result]:
         """Read lines until as many texts wait as are decoded, so that a pass may free every row."""
@@ -52,23 +53,23 @@ def complete(
                     raise wrong("a batch is not streamed; leave stream out", param="stream")
                 answer = translate(body, llm, policy=policy, settings=settings, most=MOST_TEXTS, name=name)
             except Exception as error:
-                if not isinstance(error, ApiError | RecursionError):
+                if not isinstance(error, ApiError):
                     log.error("reading the request %r failed", line["custom_id"], exc_info=error)
                 yield _result(line, answer_to(error))
                 continue
-            texts.update({request: (line, answer, number) for number, request in enumerate(answer.requests)})
+            texts.update(dict.fromkeys(answer.requests, (line, answer)))
             scheduler.line.extend(answer.requests)
 
     yield from refill()
     for request, event in llm.decode(scheduler):
         if request in texts:  # else another text of its line has failed, and it is decoded to its end for nothing
-            line, answer, number = texts[request]
-            answer.hear(number, event)
+            line, answer = texts[request]
+            answer.hear(request, event)
             error = None if event.step is None else event.step.error
             if error is not None or answer.done:
                 for each in answer.requests:
                     del texts[each]
-                yield _result(line, answer.whole() if error is None else failed(error))
+                yield _result(line, answer.whole() if error is None else answer_to(error))
         yield from refill()
 
 
@@ -82,18 +83,14 @@ def complete_on(
     **options: Any,
 ) -> Iterator[Result]:
     """As `complete`, for `count` lines, on every replica of the cluster; `open_model` loads the model there."""
-    replicas = Pool(open_model, cluster)
-    parts = replicas.parts(lines, count, rows)
-    try:
-        for results in replicas.map(_complete_part, ((part, {"rows": rows, **options}) for part in parts)):
+
+    def answer(opened: tuple[Generator, Policy], part: list[Line]) -> list[Result]:
+        llm, policy = opened
+        return list(complete(llm, part, policy=policy, rows=rows, **options))
+
+    with closing(Pool(open_model, cluster)) as replicas:
+        for results in replicas.map(answer, ((part,) for part in replicas.parts(lines, count, rows))):
             yield from results
-    finally:
-        replicas.close()
-
-
-def _complete_part(opened: tuple[Generator, Policy], lines: list[Line], options: dict[str, Any]) -> list[Result]:
-    llm, policy = opened
-    return list(complete(llm, lines, policy=policy, **options))
 
 
 def _result(line: Line, answer: ApiError | dict[str, Any]) -> Result:

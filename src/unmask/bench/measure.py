@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,25 +51,6 @@ def lasting_ms(call: Callable[[], Any], *, seconds: float, device: torch.device)
         times.append(ended - began)
         began = ended
     return 1000.0 * statistics.mean(times[len(times) // 2 :]) / _WITHOUT_PAUSE
-
-
-def replayed_ms(calls: Sequence[Callable[[], Any]], *, repeats: int, device: torch.device) -> float:
-    """Median time of one of these calls, all replayed from one CUDA graph, so that the host's launches do not count."""
-    with torch.cuda.device(device):
-        for call in calls:
-            call()  # compiling and setting up must not be captured
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
-        return median_ms(graph.replay, repeats=repeats, device=device) / len(calls)
-
-
-def copies_beyond_cache(tensor: torch.Tensor) -> int:
-    """How many copies of a CUDA tensor, read in turn, are too many for the L2 cache to keep any; at most 256."""
-    cache = torch.cuda.get_device_properties(tensor.device).L2_cache_size
-    return min(1 + math.ceil(2 * cache / tensor.nbytes), 256)
 
 
 def now(device: torch.device) -> float:

@@ -8,8 +8,9 @@ pass is their sum. Quantised weights are read as they are stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -31,10 +32,6 @@ class Ceilings:
     flops_per_s: float  # of a large matrix product
     lasting_flops_per_s: float | None = None  # of many of them without a pause, which make a GPU lower its clock
 
-    def lasting(self) -> Ceilings | None:
-        """The rates that the device keeps up for seconds, if they were measured."""
-        return None if self.lasting_flops_per_s is None else replace(self, flops_per_s=self.lasting_flops_per_s)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
@@ -53,10 +50,11 @@ class Cost(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """The least time in which the device could do some work."""
+    """The least time in which the device could do some work; None where that is not known."""
 
-    seconds: float
-    bound_by: str  # 'memory' or 'arithmetic': what most of the time consists of
+    seconds: float | None = None
+    lasting_s: float | None = None  # with products at the rate that a GPU keeps up for seconds
+    bound_by: str | None = None  # 'memory' or 'arithmetic': what most of the time consists of
 
 
 def measure_ceilings(
@@ -110,10 +108,12 @@ def floor(
     shape: TransformerShape, calls: Sequence[ModelCall], itemsize: int, ceilings: Ceilings, *, quantized: bool = False
 ) -> Floor:
     """The least that these calls, one after the other, can take with numbers of `itemsize` bytes."""
-    seconds = moving = 0.0
+    seconds = lasting_s = moving_s = 0.0
     for call in calls:
         for cost in operations(shape, call, itemsize, quantized=quantized).values():
             memory_s, arithmetic_s = cost.n_bytes / ceilings.bytes_per_s, cost.flops / ceilings.flops_per_s
             seconds += max(memory_s, arithmetic_s)
-            moving += memory_s if memory_s > arithmetic_s else 0.0
-    return Floor(seconds, "memory" if moving > seconds / 2 else "arithmetic")
+            moving_s += memory_s if memory_s > arithmetic_s else 0.0
+            lasting_s += max(memory_s, cost.flops / (ceilings.lasting_flops_per_s or math.inf))
+    bound_by = "memory" if moving_s > seconds / 2 else "arithmetic"
+    return Floor(seconds, lasting_s if ceilings.lasting_flops_per_s else None, bound_by)

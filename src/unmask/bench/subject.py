@@ -1,8 +1,13 @@
-"""What is measured: a checkpoint, or random weights in the shape of one; and what every measurement says about it."""
+"""What is measured: a checkpoint, or random weights in the shape of one, and the requests that it decodes.
+
+Requests are random prompts of given lengths, in every combination of batch, cache and refresh. What they say does not
+matter, so random weights will do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +16,13 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from unmask import __version__
-from unmask.bench.measure import short
+from unmask.bench.measure import Measurement, short
 from unmask.bench.roofline import Ceilings, Floor, ModelCall, floor, measure_ceilings
-from unmask.engine.plan import quantization_of
-from unmask.errors import UnknownName, UnmaskError
+from unmask.bench.workload import Workload
+from unmask.engine.plan import Plan, plan, quantization_of
+from unmask.engine.prompts import check_length
+from unmask.engine.scheduler import Request
+from unmask.errors import UnmaskError, check_known
 from unmask.models.base import LoadedModel, MaskedLM
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.folder import TINY
@@ -24,6 +32,8 @@ from unmask.models.device import choose_device, device_name
 from unmask.models.quantized import check_format
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
+from unmask.policies import WHOLE_CANVAS, Fixed, describe, needs_of
+from unmask.settings import Settings
 
 # The sizes of the published checkpoints, under the keys of their config.json.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -70,6 +80,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 SHAPES = (*PUBLISHED, "tiny")
+_NEVER_REFRESHED = ("none", "exact")
 
 
 class Subject:
@@ -79,16 +90,15 @@ class Subject:
         self.model, self.ceilings = model, ceilings or measure_ceilings(model.device, model.dtype)
         self.quantized = quantization_of(model)  # format of the blocks' weights; None: the dtype
 
-    def floor(self, calls: Sequence[ModelCall], *, lasting: bool = False) -> Floor | None:
-        """The least time of a pass's model calls; None for a model that is not a transformer of ours.
+    def floor(self, calls: Sequence[ModelCall]) -> Floor:
+        """The least time of these model calls; not known for a model that is not a transformer of ours.
 
-        `lasting`: with products at the rate that a GPU keeps up for seconds; None where that was not measured. What a
-        policy asks for beyond the logits of its block (attention maps, say) is not counted.
+        What a policy asks for beyond the logits of its block (attention maps, say) is not counted.
         """
-        ceilings = self.ceilings.lasting() if lasting else self.ceilings
-        if ceilings is None or not isinstance(self.model, Transformer):
-            return None
-        return floor(self.model.shape, calls, self.model.dtype.itemsize, ceilings, quantized=self.quantized is not None)
+        if not isinstance(self.model, Transformer):
+            return Floor()
+        quantized = self.quantized is not None
+        return floor(self.model.shape, calls, self.model.dtype.itemsize, self.ceilings, quantized=quantized)
 
     def figures(self) -> dict[str, Any]:
         """What every measurement says of model and machine."""
@@ -118,6 +128,76 @@ class Subject:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Random prompts of these lengths, the longest first, decoded by one plan."""
+
+    plan: Plan
+    prompt_lengths: tuple[int, ...]
+
+    @property
+    def batch(self) -> int:
+        return len(self.prompt_lengths)
+
+    @property
+    def cache(self) -> str:
+        return self.plan.call_kind.cache
+
+    def requests(self) -> list[Request]:
+        """New requests, with the same prompts at every call."""
+        spec, generator = self.plan.spec, torch.Generator().manual_seed(self.plan.settings.seed)
+        ids = torch.randint(spec.vocab_size - 1, (self.batch, self.prompt_lengths[0]), generator=generator)
+        ids += ids >= spec.mask_id
+        prompts = [prompt[:length] for prompt, length in zip(ids.tolist(), self.prompt_lengths, strict=True)]
+        masks = [spec.mask_id] * self.plan.max_tokens
+        return [Request(canvas=self.plan.canvas(prompt + masks), plan=self.plan) for prompt in prompts]
+
+    @property
+    def prompt_in_words(self) -> str:
+        return "-".join(str(length) for length in sorted({self.prompt_lengths[0], self.prompt_lengths[-1]}))
+
+    def in_words(self) -> str:
+        refresh = "" if self.plan.settings.refresh == "block" else f", refresh {self.plan.settings.refresh}"
+        return f"prompt {self.prompt_in_words}, batch {self.batch}, cache {self.cache}{refresh}"
+
+    def measured(self, subject: Subject, figures: dict[str, Any], row: dict[str, Any]) -> Measurement:
+        """The figures and the line of a table, beside what was measured and its sizes."""
+        settings = self.plan.settings
+        sizes = {"policy": describe(self.plan.policy), "batch": self.batch}
+        sizes |= {"prompt_tokens": self.prompt_lengths[0], "shortest_prompt": self.prompt_lengths[-1]}
+        sizes |= {key: getattr(settings, key) for key in ("max_tokens", "block_size", "cache", "refresh", "seed")}
+        refresh = "" if self.cache in _NEVER_REFRESHED else settings.refresh
+        shown = {"prompt": self.prompt_in_words, "batch": self.batch, "cache": self.cache, "refresh": refresh}
+        return Measurement(title=subject.in_words(), figures=subject.figures() | sizes | figures, rows=[shown | row])
+
+
+def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:
+    """Every combination; raises if the model cannot decode one. A cache that is never refreshed comes once."""
+    block_size = workload.block_size or (model.spec.block_size if model.spec.causal else None) or 32
+    # Unless a policy is given, all models and versions of the code do the same work, however sure the model is. A short
+    # last block takes as many passes as the others, if it has that many positions.
+    policy = workload.policy or Fixed(passes=max(1, block_size // 4))
+    usable = ("none", "exact") if model.spec.causal else ("none", "prefix", "dual")
+    sizes: dict[str, Any] = {"max_tokens": workload.max_tokens, "block_size": block_size, "seed": workload.seed}
+    loads = [
+        Load(
+            plan=plan(model, policy, Settings(cache=cache, refresh=refresh, **sizes)),
+            prompt_lengths=_spread(workload.shortest_prompt or longest, longest, batch),
+        )
+        for longest in workload.prompt_tokens
+        for batch in workload.batches
+        for cache in workload.caches or (usable[:1] if needs_of(policy) & WHOLE_CANVAS else usable)
+        for refresh in (("block",) if cache in _NEVER_REFRESHED else workload.refreshes)
+    ]
+    check_length(model.spec, max(workload.prompt_tokens), workload.max_tokens)
+    return loads
+
+
+def _spread(shortest: int, longest: int, count: int) -> tuple[int, ...]:
+    """So many lengths at even distances, the longest first."""
+    return tuple(longest - round((longest - shortest) * at / max(1, count - 1)) for at in range(count))
+
+
 def open_loaded(
     name: str | None = None,
     *,
@@ -132,12 +212,12 @@ def open_loaded(
 
     With neither name nor shape: LLaDA-8B's shape on CUDA, tiny's elsewhere. The tokens of random weights are numbers.
     """
-    if name is not None and shape is not None:
-        raise UnmaskError(f"give a model or a shape, not both: {name!r} and --shape {shape}")
-    if shape is not None and shape not in SHAPES:
-        raise UnknownName("shape", shape, SHAPES)
-    if shape is not None and not random_weights:
-        raise UnmaskError(f"--shape {shape} says how large a model is, not what it knows: add --random-weights")
+    if shape is not None:
+        check_known("shape", [shape], SHAPES)
+        if name is not None:
+            raise UnmaskError(f"give a model or a shape, not both: {name!r} and --shape {shape}")
+        if not random_weights:
+            raise UnmaskError(f"--shape {shape} says how large a model is, not what it knows: add --random-weights")
     place, wanted = choose_device(device), choose_dtype(dtype)
     check_format(quantize, place)
     if name is not None and not random_weights:

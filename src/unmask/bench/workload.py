@@ -21,32 +21,24 @@ class Workload:
     """The requests of `bench step` and `bench generate`; every combination is measured."""
 
     prompt_tokens: Sequence[int] = option((256,), "Length of the prompts (may be repeated).", least=1)
-    shortest_prompt: int | None = option(
-        None, "Spread the lengths of a batch's prompts evenly from this one. [default: all alike]"
-    )
+    shortest_prompt: int | None = option(None, "Spread a batch's prompts evenly from this length. [default: all alike]")
     batches: Sequence[int] = option((1,), "Rows decoded together (may be repeated).", "--batch", least=1)
     caches: Sequence[str] = option(
-        (),
-        "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]",
-        "--cache",
+        (), "none, prefix, dual or exact (may be repeated). [default: each that policy and model can use]", "--cache"
     )
     refreshes: Sequence[str] = option(
-        ("block",),
-        "When a cache is recomputed: block, blocks:N or drift:X (may be repeated).",
-        "--refresh",
-        metavar="WHEN",
+        ("block",), "When to refresh caches: block, blocks:N or drift:X (may be repeated).", "--refresh", metavar="WHEN"
     )
     max_tokens: int = option(256, "Tokens to generate.")
     block_size: int | None = option(None, "Positions per block. [default: 32, or what a block-causal model has]")
     repeats: int = option(3, "Runs of each that count, after one that does not.", least=1)
     seed: int = option(0, "Of the random weights and prompts.")
-    policy: Any = None  # a Policy, whose type imports torch; default: see `default_policy`
+    policy: Any = None  # a Policy, whose type imports torch; default: see `loads_of`
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        most = min(self.prompt_tokens)
-        if self.shortest_prompt is not None and not 1 <= self.shortest_prompt <= most:
-            raise WrongOption("shortest_prompt", f"must be in [1, {most}], got {self.shortest_prompt}")
+        if self.shortest_prompt is not None:
+            checked("shortest_prompt", self.shortest_prompt, least=1, most=min(self.prompt_tokens))
         sizes: dict[str, Any] = {"max_tokens": self.max_tokens, "block_size": self.block_size, "seed": self.seed}
         for cache in self.caches or ("none",):
             for refresh in self.refreshes:
@@ -61,17 +53,13 @@ class RuleWorkload:
     vocabularies: Sequence[int] = option((126_464,), "Vocabulary V (may be repeated).", "--vocabulary", least=2)
     batches: Sequence[int] = option((1,), "Rows (may be repeated).", "--batch", least=1)
     dtype: str | None = option(
-        None,
-        "Of the logits: float32, bfloat16, float16 or float64. [default: bfloat16 on cuda, else float32]",
-        choices=DTYPES,
+        None, f"Of the logits: {', '.join(DTYPES)}. [default: bfloat16 on cuda, else float32]", choices=DTYPES
     )
     device: str = option("cpu", "cpu, cuda or mps.")
     repeats: int = option(5, "Runs of each; the median counts.", least=1)
     seed: int = option(0, "Of the random logits.", least=0)
     policies: Sequence[str] = option((), "Also time this policy (may be repeated).", "--policy")
-    naive: bool = option(
-        True, "Also time the formula as printed in the paper, over m x m x V.", "--printed/--no-printed"
-    )
+    naive: bool = option(True, "Also time the formula as printed, over m x m x V.", "--printed/--no-printed")
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -83,17 +71,13 @@ class ServeWorkload:
 
     clients: int = option(8, "Clients at a time; each asks for one answer after the other.", least=1)
     requests: int = option(8, "Requests of each client.", least=1)
-    minutes: float | None = option(
-        None, "Go round the same requests for so long, and watch the server's memory.", within="(0, inf)"
-    )
+    minutes: float | None = option(None, "Repeat the requests for so long, and watch the memory.", within="(0, inf)")
     prompt_tokens: int = option(64, "Length of the longest prompt.", least=1)
     shortest_prompt: int = option(8, "Length of the shortest prompt.", least=1)
     max_tokens: int = option(32, "Tokens of the longest answer.", least=1)
     shortest_answer: int = option(8, "Tokens of the shortest answer.", least=1)
     policies: Sequence[str] = option(
-        ("mean_field", "threshold", "klass", "fixed"),
-        "Policies of requests, in turn (may be repeated).",
-        "--policy",
+        ("mean_field", "threshold", "klass", "fixed"), "Policies of requests, in turn (may be repeated).", "--policy"
     )
     set_: Sequence[str] = option((), "A parameter of the policy, if there is one only.", metavar="KEY=VALUE")
     caches: Sequence[str] = option((), "Caches of the requests, in turn (may be repeated).", "--cache")
@@ -101,18 +85,12 @@ class ServeWorkload:
     share_streamed: float = option(0.5, "Share of answers that are streamed.", within="[0, 1]")
     share_cancelled: float = option(0.1, "Share of requests whose client leaves before the answer.", within="[0, 1]")
     share_bad: float = option(0.1, "Share of requests that no server can answer.", within="[0, 1]")
-    plain: bool = option(
-        False, "Alike requests: longest lengths, first policy, no streams, no client that leaves.", "--plain"
-    )
+    plain: bool = option(False, "Alike requests: longest lengths, first policy, nothing streamed or left.", "--plain")
     seed: int = option(0, "Of the prompts and their order.", least=0)
-    url: str | None = option(
-        None, "A server of the same model that runs. [default: start one for the test]", metavar="URL"
-    )
+    url: str | None = option(None, "A running server of the same model. [default: start one]", metavar="URL")
     max_batch_size: int | None = option(None, "Texts that the started server decodes together. [default: 8]")
     max_queue: int | None = option(None, "Texts that may wait in the started server. [default: 64]")
-    compare: bool = option(
-        True, "Compare each answer with the one that its request gets alone.", "--compare/--no-compare"
-    )
+    compare: bool = option(True, "Compare each answer with that of a lone request.", "--compare/--no-compare")
 
     def __post_init__(self) -> None:
         check_bounds(self)

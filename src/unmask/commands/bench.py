@@ -12,11 +12,11 @@ from typing import Any
 from unmask import flags, screen
 from unmask.bench.workload import RuleWorkload, ServeWorkload, Workload
 from unmask.errors import WorkFailed
-from unmask.parsing import with_flags
 from unmask.terminal import note, stderr
 
+FIVE_RUNS = Workload(repeats=5)
 
-@with_flags(RuleWorkload, "Workload")
+
 def rule(workload: RuleWorkload, as_json: bool = flags.JSON) -> None:
     """Time the mean-field rule beside the formula as printed.
 
@@ -29,9 +29,7 @@ def rule(workload: RuleWorkload, as_json: bool = flags.JSON) -> None:
     _show_timings(timings, as_json=as_json)
 
 
-@with_flags(Workload, "Workload", repeats=5)
-@with_flags(flags.BenchPolicy, "Model and policy")
-def step(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
+def step(model: flags.BenchPolicy, workload: Workload = FIVE_RUNS, as_json: bool = flags.JSON) -> None:
     """Time single forward passes: model, policy, commit.
 
     Beside them stands the floor of this device, which is measured too.
@@ -39,13 +37,11 @@ def step(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JS
     from unmask.bench.decoding import bench_step
 
     with stderr().status("preparing") as shown:
-        timings = bench_step(*chosen.open(workload), on_progress=shown.update, on_missing=note)
+        timings = bench_step(*model.open(workload), on_progress=shown.update, on_missing=note)
     _show_timings(timings, as_json=as_json)
 
 
-@with_flags(Workload, "Workload")
-@with_flags(flags.BenchPolicy, "Model and policy")
-def generate(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
+def generate(model: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
     """Time whole requests: tokens/s of everything decoded.
 
     Beside them stands the floor of this device, which is measured too.
@@ -53,13 +49,11 @@ def generate(chosen: flags.BenchPolicy, workload: Workload, as_json: bool = flag
     from unmask.bench.decoding import bench_generate
 
     with stderr().status("preparing") as shown:
-        timings = bench_generate(*chosen.open(workload), on_progress=shown.update)
+        timings = bench_generate(*model.open(workload), on_progress=shown.update)
     _show_timings(timings, as_json=as_json)
 
 
-@with_flags(ServeWorkload, "Workload")
-@with_flags(flags.BenchModel, "Model")
-def serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: bool = flags.JSON) -> None:
+def serve(model: flags.BenchModel, workload: ServeWorkload, as_json: bool = flags.JSON) -> None:
     """Put a server under load, and check every answer.
 
     Each is compared with the one that its request gets alone.
@@ -67,7 +61,7 @@ def serve(chosen: flags.BenchModel, workload: ServeWorkload, as_json: bool = fla
     from unmask.bench.serve import bench_serve
     from unmask.engine.generator import Generator
 
-    load, parameters = partial(chosen.load, workload.seed), flags.parse_fields(workload.set_)
+    load, parameters = partial(model.load, workload.seed), flags.parse_fields(workload.set_)
     with stderr().status("loading") as shown, ExitStack() as ending:
         llm = Generator(load()) if workload.compare else None
         how: dict[str, Any] = {"url": workload.url, "key": os.environ.get("UNMASK_API_KEY")}

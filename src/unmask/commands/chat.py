@@ -11,7 +11,6 @@ from unmask import flags
 from unmask.commands.generate import open_model
 from unmask.errors import UnmaskError
 from unmask.options import option
-from unmask.parsing import with_flags
 from unmask.settings import Settings
 from unmask.terminal import is_terminal, note, show_answer, stderr, watches
 
@@ -25,18 +24,16 @@ HELP = (
 )
 
 
-@with_flags(Settings, "Settings", early_stop=True)
-@with_flags(flags.Model, "Model and policy")
 def chat(
-    chosen: flags.Model,
-    settings: Settings,
+    model: flags.Model,
+    settings: Settings = flags.EARLY_STOP,
     system: str | None = option(None, "A system message to begin with.", metavar="TEXT"),
     live: bool | None = flags.LIVE,
 ) -> None:
     """Talk with a model; /help lists the commands of the conversation."""
     watched = watches(live)
-    llm, policy = open_model(chosen)
-    Conversation(llm, policy=policy, settings=settings, system=system).converse(chosen.about, live=watched)
+    llm, policy = open_model(model)
+    Conversation(llm, policy=policy, settings=settings, system=system).converse(model.about, live=watched)
 
 
 class Conversation:

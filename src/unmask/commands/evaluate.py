@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any
 from unmask import flags, progress, screen, terminal
 from unmask.errors import Interrupted
 from unmask.options import option
-from unmask.parsing import with_flags
 
 if TYPE_CHECKING:
     from unmask.evals.run import Finished
     from unmask.evals.store import CellFolder
 
 
-@with_flags(flags.Backend, "Cluster")
-@with_flags(flags.Evaluation, "What is measured")
 def eval_(
-    asked: flags.Evaluation,
-    backend: flags.Backend,
+    evaluation: flags.Evaluation,
+    cluster: flags.Backend,
     recipe: str | None = option(None, "YAML file, or the name of one in the package.", "RECIPE"),
     out: Path | None = option(
         None, "Folder of the run; one that is there is resumed. [default: runs/NAME]", metavar="FOLDER"
@@ -43,17 +40,16 @@ def eval_(
         if as_json:
             print("\n".join(json.dumps(row, ensure_ascii=False) for row in listing()))
         else:
-            screen.show_names([(row["kind"], row["name"], row["about"]) for row in listing()], kinds=True)
+            screen.show_names([(row["kind"], row["name"], row["about"]) for row in listing()])
         return
     from unmask.evals.run import run as measure
 
-    chosen, name = asked.recipe(recipe)
-    load, folder = backend.loader(), out or Path("runs") / name
+    chosen, name = evaluation.recipe(recipe)
+    load, folder = cluster.loader(), out or Path("runs") / name
     try:
-        with progress.evaluating() as heard, backend.quiet():
+        with progress.evaluating() as heard, cluster.quiet():
             command = shlex.join(["unmask", *sys.argv[1:]])  # to be noted beside its results
-            how: dict[str, Any] = {"load": load, "command": command, "fresh": fresh, "say": terminal.note}
-            finished = measure(chosen, out=folder, **how, **heard)
+            finished = measure(chosen, out=folder, load=load, command=command, fresh=fresh, say=terminal.note, **heard)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
@@ -99,16 +95,18 @@ def report(
 
     Numbers come with intervals, and beside the paper's values where these belong.
     """
-    from unmask.report import build
+    from unmask.report import build, plots
 
-    chosen = build.check_formats(form or (["json"] if as_json else []), printed=out is None)
-    made = build.report(runs, out=out, formats=chosen)
+    formats = form or (["json"] if as_json else [])
+    if out is not None and set(formats or build.USUAL) & set(plots.FILES):
+        flags.from_extra("matplotlib", "plot", "a figure")
+    made = build.report(runs, out=out, formats=formats)
     if out is not None:
         print("\n".join(str(path) for path in made.files))
-    elif chosen:
-        print(made.text(chosen[0]), end="")
-    else:
+    elif not formats or formats[0] == "terminal":
         screen.show_tables(made.tables)
+    else:
+        print(made.text(formats[0]), end="")
 
 
 def policies(as_json: bool = flags.JSON) -> None:
@@ -119,7 +117,7 @@ def policies(as_json: bool = flags.JSON) -> None:
     if as_json:
         print("\n".join(json.dumps(row) for row in rows))
     else:
-        screen.show_names((row["name"], _policy_in_words(row)) for row in rows)
+        screen.show_names([(row["name"], _policy_in_words(row)) for row in rows])
 
 
 def _policy_in_words(row: dict[str, Any]) -> str:

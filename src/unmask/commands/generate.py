@@ -8,12 +8,11 @@ import sys
 from collections.abc import Generator as Yields
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from unmask import flags, progress, terminal
 from unmask.errors import Interrupted, UnmaskError
 from unmask.options import option
-from unmask.parsing import with_flags
 from unmask.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,16 +24,14 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 
 
-def open_model(chosen: flags.Model) -> tuple[Any, Any]:
+def open_model(model: flags.Model) -> tuple[Any, Any]:
     """The model and the policy, with a sign of life while a large model loads."""
-    with progress.loading(chosen.model) as on_bytes:
-        return chosen.open(on_bytes=on_bytes)
+    with progress.loading(model.model) as on_bytes:
+        return model.open(on_bytes=on_bytes)
 
 
-@with_flags(Settings, "Settings")
-@with_flags(flags.Model, "Model and policy")
 def generate(
-    chosen: flags.Model,
+    model: flags.Model,
     settings: Settings,
     prompts: Sequence[str] = option((), "Several are decoded together.", "PROMPT"),
     file: Sequence[Path] = option((), "Read a prompt; .jsonl: many; -: stdin (may be repeated)."),
@@ -44,8 +41,8 @@ def generate(
     trace_overlap: bool = option(False, "Record the overlap matrices too.", "--trace-overlap"),
     batch_size: int = flags.BATCH_SIZE,
     live: bool | None = flags.LIVE,
-    as_json: bool = option(False, "Print JSON, one object per line; --json=full: with canvas and step map.", "--json"),
-    json_full: bool = option(False, "", "--json-full", hidden=True),
+    as_json: bool = flags.JSON,
+    json_full: bool = option(False, "The same with canvas and step map, also as --json=full.", "--json-full"),
 ) -> None:
     """Continue one or more prompts (or fill the masks in them)."""
     if chat and infill:
@@ -53,24 +50,28 @@ def generate(
     if trace_overlap and trace is None:
         raise UnmaskError("--trace-overlap needs --trace FILE")
     given = _read_prompts(prompts, file)
-    texts, asking, as_json = [each.text for each in given], iter(given), as_json or json_full
+    texts, ids = [each["prompt"] for each in given], [each.get("id") for each in given]
+    as_json = as_json or json_full
     flags.check_writable(trace)
     watched = terminal.watches(live, prompts=len(texts), as_json=as_json)
 
     from unmask.engine.detail import Detail  # torch, for which a wrong command does not wait
 
-    llm, policy = open_model(chosen)
-    terminal.note(chosen.about(texts) or _hint_of_chat(llm, texts, plain=not (chat or infill)))
+    llm, policy = open_model(model)
+    terminal.note(model.about(texts) or (None if chat or infill else _hint_of_chat(llm, texts)))
     asked: list[Any] = [[{"role": "user", "content": text}] for text in texts] if chat else texts
     how = {"policy": policy, "settings": settings, "trace": trace is not None and Detail(overlap=trace_overlap)}
     requests = [llm.request(prompt, infill=infill, **how) for prompt in asked]
 
     def show(output: Output) -> None:
-        prompt = next(asking)
-        if as_json:
-            print(prompt.result(output.to_dict(), full=json_full), flush=True)
-        else:
+        prompt_id = ids.pop(0)
+        if not as_json:
             terminal.show_text(output.text)
+            return
+        left_out = () if json_full else ("canvas_ids", "step_map")
+        kept = {key: value for key, value in output.to_dict().items() if key not in left_out}
+        found = kept if prompt_id is None else {"id": prompt_id} | kept
+        print(json.dumps(found, ensure_ascii=False), flush=True)
 
     with _traces_saved(requests, trace):
         if watched or (len(texts) == 1 and terminal.is_terminal(sys.stdout) and not (as_json or infill)):
@@ -80,9 +81,9 @@ def generate(
                 llm.run(requests, batch_size=batch_size, on_step=on_step, on_output=show)
 
 
-def _hint_of_chat(llm: Generator, texts: list[str], *, plain: bool) -> str | None:
-    """A note where a checkpoint that was trained on conversations continues `plain` prompts; None where none is due."""
-    if not plain or not llm.spec.converses:
+def _hint_of_chat(llm: Generator, texts: list[str]) -> str | None:
+    """A note where a checkpoint that was trained on conversations continues plain prompts; None where none is due."""
+    if not llm.spec.converses:
         return None
     # A prompt with special tokens in it was put into a template by hand.
     if any(llm.codec.special_ids & {*llm.codec.encode(text, special=False)} for text in texts):
@@ -105,34 +106,18 @@ def _traces_saved(requests: list[Request], path: Path | None) -> Yields[None]:
             Trace.join([request.trace for request in requests if request.trace is not None]).save(path)
 
 
-class Given(NamedTuple):
-    """A prompt, and the id that its line of a file gave it, which its result keeps."""
-
-    text: str
-    id: Any = None
-
-    def result(self, output: dict[str, Any], *, full: bool) -> str:
-        """A line of JSON: the id, and an output's fields; the canvas and step map only if wanted."""
-        kept = {key: value for key, value in output.items() if full or key not in ("canvas_ids", "step_map")}
-        return json.dumps(({} if self.id is None else {"id": self.id}) | kept, ensure_ascii=False)
-
-
-def _read_prompts(typed: Sequence[str], files: Sequence[Path]) -> list[Given]:
-    """The prompts of a command: its arguments and files, or else the text that is piped in; `-` is that text, too."""
-    prompts = [given for text in typed for given in (_prompts_in(STDIN) if text == "-" else [Given(text)])]
-    prompts += [given for path in files for given in _prompts_in(path)]
+def _read_prompts(typed: Sequence[str], files: Sequence[Path]) -> list[dict[str, Any]]:
+    """The prompts of arguments and files, or else of what is piped in, which `-` stands for; some have an id."""
+    prompts = [each for text in typed for each in (_prompts_in(STDIN) if text == "-" else [{"prompt": text}])]
+    prompts += [each for path in files for each in _prompts_in(path)]
     if not prompts and sys.stdin is not None and not sys.stdin.isatty():
-        prompts = [given for given in _prompts_in(STDIN) if given.text]
-    if not prompts:
-        raise UnmaskError("no prompt: give one as an argument, with --file, or through a pipe")
-    for number, given in enumerate(prompts, 1):
-        if not given.text:
-            which = "the prompt" if len(prompts) == 1 else f"prompt {number} of {len(prompts)}"
-            raise UnmaskError(f"{which} is empty")
+        prompts = _prompts_in(STDIN)
+    if not prompts or not all(each["prompt"] for each in prompts):
+        raise UnmaskError("no prompt, or an empty one: give it as an argument, with --file, or through a pipe")
     return prompts
 
 
-def _prompts_in(path: Path) -> list[Given]:
+def _prompts_in(path: Path) -> list[dict[str, Any]]:
     try:
         text = sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
     except OSError as error:
@@ -140,16 +125,16 @@ def _prompts_in(path: Path) -> list[Given]:
     except UnicodeDecodeError as error:
         raise UnmaskError(f"{'standard input' if path == STDIN else path} is not UTF-8 text") from error
     if path.suffix != ".jsonl":
-        return [Given(text.removesuffix("\n"))]
+        return [{"prompt": text.removesuffix("\n")}]
     return [_prompt_in(line, f"{path}:{number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-def _prompt_in(line: str, place: str) -> Given:
+def _prompt_in(line: str, place: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
         raise UnmaskError(f"{place} is not JSON: {error}") from error
-    fields = value if isinstance(value, dict) else {"prompt": value}
-    if not isinstance(fields.get("prompt"), str):
-        raise UnmaskError(f"{place} must be a string, or an object with a string under 'prompt'")
-    return Given(fields["prompt"], fields.get("id"))
+    found = value if isinstance(value, dict) else {"prompt": value}
+    if not found.get("prompt") or not isinstance(found["prompt"], str):
+        raise UnmaskError(f"{place} must be a text that is not empty, or an object with one under 'prompt'")
+    return found

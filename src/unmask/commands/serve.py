@@ -11,7 +11,6 @@ from unmask import flags, progress, terminal
 from unmask.commands.generate import open_model
 from unmask.errors import Interrupted
 from unmask.options import option
-from unmask.parsing import with_config_file, with_flags
 from unmask.serve.config import ServerConfig, with_keys
 from unmask.serve.ending import holding_sigterm, stoppable
 from unmask.settings import Settings
@@ -22,36 +21,33 @@ PORT = option(0, "Port of this machine; 0: a free one.", least=0, most=65535)
 NO_BROWSER = option(False, "Do not open a browser; the URL is printed.", "--no-browser")
 
 
-@with_config_file
-@with_flags(ServerConfig, "Server")
-@with_flags(Settings, "Settings", without=["seed"], early_stop=True)  # the server's own flag knows whether it was given
-@with_flags(flags.Backend, "Cluster")
-@with_flags(flags.Model, "Model and policy")
-def serve(chosen: flags.Model, backend: flags.Backend, settings: Settings, config: ServerConfig) -> None:
+def serve(
+    model: flags.Model,
+    cluster: flags.Backend,
+    server: ServerConfig,  # before the settings: its seed knows whether it was given
+    settings: Settings = flags.EARLY_STOP,
+) -> None:
     """Serve a model over HTTP, for OpenAI's clients.
 
     Policy and settings are for requests that do not say.
     """
-    on_ray, config = backend.on_ray("serve"), with_keys(config, terminal.note)
+    on_ray, config = cluster.on_ray("serve"), with_keys(server, terminal.note)
     with stoppable(terminal.note):
         with holding_sigterm():  # libraries start threads when they are imported
             serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
         if on_ray:
-            serving.Fleet(chosen.open, config, settings=settings, cluster=backend, say=terminal.note).run()
+            serving.Fleet(model.open, config, settings=settings, cluster=cluster, say=terminal.note).run()
             return
         with serving.bind(config) as bound:
-            llm, policy = open_model(chosen)
+            llm, policy = open_model(model)
             served = serving.Served(llm, config, policy=policy, settings=settings)
             serving.Server(served, say=terminal.note).run(bound)
 
 
-@with_flags(flags.Backend, "Cluster")
-@with_flags(Settings, "Settings", early_stop=True)
-@with_flags(flags.Model, "Model and policy")
 def batch(
-    chosen: flags.Model,
-    settings: Settings,
-    backend: flags.Backend,
+    model: flags.Model,
+    cluster: flags.Backend,
+    settings: Settings = flags.EARLY_STOP,
     source: Path = option(MISSING, "Requests in OpenAI's batch form, one a line.", "IN"),
     target: Path = option(MISSING, "Answers are appended; one that is there is kept.", "OUT"),
     batch_size: int = flags.BATCH_SIZE,
@@ -62,28 +58,31 @@ def batch(
     Every answer is on disk at once; the same command goes on.
     """
     flags.check_writable(target)
-    files, on_ray = flags.from_extra("unmask.batch.files", "serve", "a batch"), backend.on_ray("batch")
+    files, on_ray = flags.from_extra("unmask.batch.files", "serve", "a batch"), cluster.on_ray("batch")
 
     def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
         from unmask.batch.complete import complete, complete_on
 
         options: dict[str, Any] = {"settings": settings, "rows": batch_size, "name": served_model_name}
         if on_ray:
-            return complete_on(backend, chosen.open, lines, count=count, **options)
-        llm, policy = chosen.open()
+            return complete_on(cluster, model.open, lines, count=count, **options)
+        llm, policy = model.open()
         return complete(llm, lines, policy=policy, **options)
 
     try:
-        with progress.batch() as on_progress, backend.quiet():
+        with progress.batch() as on_progress, cluster.quiet():
             done = files.run(source, target, answer, on_progress=on_progress)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; every finished answer is in {target}, the same command goes on") from None
     terminal.note(progress.summary_of(done))
 
 
-@with_flags(Settings, "Settings", early_stop=True)
-@with_flags(flags.Model, "Model and policy")
-def play(chosen: flags.Model, settings: Settings, port: int = PORT, no_browser: bool = NO_BROWSER) -> None:
+def play(
+    model: flags.Model,
+    settings: Settings = flags.EARLY_STOP,
+    port: int = PORT,
+    no_browser: bool = NO_BROWSER,
+) -> None:
     """Watch masks fill in the browser.
 
     The playground of a model, which only this machine can reach.
@@ -92,7 +91,7 @@ def play(chosen: flags.Model, settings: Settings, port: int = PORT, no_browser: 
     config = with_keys(ServerConfig(port=port), terminal.note)
     on_ready: Callable[[str], None] = (lambda url: None) if no_browser else open_browser
     with serving.bind(config) as bound:
-        llm, policy = open_model(chosen)
+        llm, policy = open_model(model)
         served = serving.Served(llm, config, policy=policy, settings=settings)
         serving.Server(served, say=terminal.note, on_ready=on_ready).run(bound)
 

@@ -124,12 +124,8 @@ def _masked(codec: TextCodec, job: Plan, prompt: list[int], suffix: Sequence[int
         mask = codec.token_text(spec.mask_id)
         raise UnmaskError(f"the text has no mask to fill; write {mask} for each token that is missing")
     if not infill and (spec.mask_id in prompt or spec.mask_id in suffix):
-        problem = f"the prompt contains the mask token {codec.token_text(spec.mask_id)}; to fill masks inside a text,"
-        raise UnmaskError(
-            f"{problem} use infill",
-            flags=f"{problem} use --infill of `unmask generate`",
-            http=f"{problem} give it as the prompt of /v1/completions, without a suffix",
-        )
+        mask, ways = codec.token_text(spec.mask_id), "infill(), --infill, or /v1/completions without a suffix"
+        raise UnmaskError(f"the prompt contains the mask token {mask}; to fill masks inside a text, use {ways}")
     check_length(spec, len(prompt) + len(suffix), masks)
     return [*prompt, *[spec.mask_id] * masks, *suffix]
 

@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,39 +25,26 @@ from unmask.policies import Policy
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = ("rules", "policies", "engine", "models", "cache", "tasks", "evals")
-DIGESTS = ("weights", "code", "questions")
-CIRCUMSTANCES = (*DIGESTS, "device_name", "threads", "versions")
 
 
-def changed(about: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str] = DIGESTS) -> list[str]:
-    """The names whose value in a cell's notes differs from the value in `now`; names that `now` lacks do not count."""
-    return [name for name in names if name in now and about.get(name) != now[name]]
+@cache
+def code_digest(policy: type[Policy], package: Path = PACKAGE) -> str:
+    """The digest of our own source, and of a policy's source where the policy is not ours.
 
-
-def code_digest(policy: Policy, package: Path = PACKAGE) -> str:
-    """The digest of our own source, and of a policy's source where the policy is not ours."""
-    ours = [path for name in FOLDERS for path in (package / name).rglob("*") if path.suffix in (".py", ".yaml")]
-    foreign = [path for cls in type(policy).__mro__ for path in _source_of(cls)]
-    return _digest_of_files(tuple(sorted({*ours, *foreign})), package.parent)
+    Cached, because a process goes on with the code that it began with.
+    """
+    ours = {path for name in FOLDERS for path in (package / name).rglob("*") if path.suffix in (".py", ".yaml")}
+    foreign = [path for cls in policy.__mro__ for path in _source_of(cls)]
+    return records_digest([path.name, path.read_text(encoding="utf-8")] for path in sorted({*ours, *foreign}))
 
 
 def records_digest(records: Iterable[Any]) -> str:
     """The digest of plain data; a value that JSON cannot hold counts by its text, without its address in memory."""
     digest = hashlib.blake2b(digest_size=12)
     for record in records:
-        digest.update(json.dumps(record, sort_keys=True, default=_text).encode() + b"\n")
+        plain = json.dumps(record, sort_keys=True, default=lambda value: re.sub(r" at 0x[0-9a-f]+", "", str(value)))
+        digest.update(plain.encode() + b"\n")
     return digest.hexdigest()
-
-
-def _text(value: Any) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
-
-
-@cache
-def _digest_of_files(paths: tuple[Path, ...], root: Path) -> str:
-    """Cached, because a process goes on with the code that it began with."""
-    names = (str(path.relative_to(root)) if path.is_relative_to(root) else path.name for path in paths)
-    return records_digest([name, path.read_text(encoding="utf-8")] for name, path in zip(names, paths, strict=True))
 
 
 def _source_of(cls: type) -> list[Path]:

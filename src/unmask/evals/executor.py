@@ -179,11 +179,7 @@ def _read(llm: Generator, question: Question, output: Output, settings: Settings
     reference = sum(token != llm.spec.eos_id for token in ids)
     if question.reading != "text":
         before = list(takewhile(lambda token: token not in settings.stop_token_ids, ids))
-        found = read_answer(llm, before, until=settings.stop, whole=question.reading == "whole")
-        text, reference, tokens = found.text, found.tokens_reference, found.tokens_answer
-    timing = output.timing
-    assert timing is not None
-    spent = {"model": timing.model_s, "policy": timing.policy_s, "rest": timing.rest_s}
+        text, reference, tokens = read_answer(llm, before, until=settings.stop, whole=question.reading == "whole")
     return Generation(
         id=question.id,
         prompt=question.text,
@@ -192,7 +188,7 @@ def _read(llm: Generator, question: Question, output: Output, settings: Settings
         tokens_reference=reference,
         tokens_answer=tokens,
         passes=output.usage.forward_passes,
-        seconds={part: round(value, 6) for part, value in spent.items()},
+        seconds={part: round(getattr(output.timing, f"{part}_s"), 6) for part in ("model", "policy", "rest")},
         truncated=question.truncated,
         refreshes=refreshes,
         note=question.note,
@@ -204,12 +200,14 @@ def _compared(llm: Generator, question: Question, batch_size: int) -> Generation
 
     Greedy decoding is tried only where an item has one continuation: a choice among several does not need it.
     """
-    start, values, passes = time.perf_counter(), [], 0
+    start, values, passes, greedy = time.perf_counter(), list[float](), 0, False
     for prompt, continuation in zip(question.prompts, question.continuations, strict=True):
         samples = 1 if len(continuation) == 1 else LIKELIHOOD_SAMPLES  # one token can be masked in one way only
         values.append(llm.loglikelihood(prompt, continuation, samples=samples, batch_size=batch_size))
         passes += samples
-    greedy = [len(values) == 1 and _is_greedy(llm, question)] * len(values)
+        if len(question.prompts) == 1:
+            settings = Settings(max_tokens=len(continuation), block_size=len(continuation))
+            greedy = llm.generate(prompt, policy=policies.get("fixed"), settings=settings).canvas_ids == continuation
     return Generation(
         id=question.id,
         prompt=question.text,
@@ -217,12 +215,5 @@ def _compared(llm: Generator, question: Question, batch_size: int) -> Generation
         passes=passes,
         seconds={"model": round(time.perf_counter() - start, 6), "policy": 0.0, "rest": 0.0},
         truncated=question.truncated,
-        note={"loglikelihoods": values, "greedy": greedy},
+        note={"loglikelihoods": values, "greedy": [greedy] * len(values)},
     )
-
-
-def _is_greedy(llm: Generator, question: Question) -> bool:
-    length = len(question.continuations[0])
-    settings = Settings(max_tokens=length, block_size=length)
-    output = llm.generate(question.prompts[0], policy=policies.get("fixed"), settings=settings)
-    return output.canvas_ids == question.continuations[0]

@@ -9,7 +9,6 @@ import math
 import random
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unmask.errors import UnmaskError, WorkFailed, one_line
+from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell, Generation, ModelInfo
 from unmask.evals.executor import Question
-from unmask.evals.lm_tasks.loaders import BENCHMARKS, asked_once, quiet, records
-from unmask.evals.prompts import FittedPrompt, TextModel, fitted_prompt, template_of
+from unmask.evals.lm_tasks.loaders import BENCHMARKS, quiet, records
+from unmask.evals.prompts import TextModel, fitted_prompt, template_of
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -34,7 +33,7 @@ SEED, SHOT_SEED = 0, 1234  # lm-eval's own; the second also seeds numpy
 SHOT_END = "\x1e"  # marks the end of every shot, so that shots can be left out; a model never sees it
 
 
-def describe_benchmark(task: str, model: ModelInfo, data_dir: Path | None = None) -> dict[str, Any]:
+def describe_benchmark(task: str, model: ModelInfo, data_dir: str | Path | None = None) -> dict[str, Any]:
     """The fields of a cell that depend on the task: headline, shots, template and number of items.
 
     A benchmark of ours has the items of the public data, or of the files in `data_dir`. Any other task, lm-eval's or a
@@ -43,7 +42,7 @@ def describe_benchmark(task: str, model: ModelInfo, data_dir: Path | None = None
     template = template_of(model.family, model.preset)
     if task in BENCHMARKS:
         known = BENCHMARKS[task]
-        items = known.items if data_dir is None else len(records(task, str(data_dir)))
+        items = known.items if data_dir is None else len(records(task, data_dir))
         return {"headline": known.headline, "shots": known.shots, "template": template, "items": items}
     tasks = _load_tasks(task)
     first = tasks[0]
@@ -55,7 +54,7 @@ def describe_benchmark(task: str, model: ModelInfo, data_dir: Path | None = None
     }
 
 
-def questions_of(task: str, data_dir: Path | None) -> Iterator[Any]:
+def questions_of(task: str, data_dir: str | Path | None) -> Iterator[Any]:
     """The questions and shots of a task, and the configuration of one that is not ours, as plain data."""
     for each in _load_tasks(task, data_dir):
         if task not in BENCHMARKS:  # the files of our tasks count as code
@@ -68,7 +67,7 @@ def questions_of(task: str, data_dir: Path | None) -> Iterator[Any]:
 class BenchmarkTask:
     """The items of a cell, asked and scored as the task's file says."""
 
-    def __init__(self, cell: Cell, model: TextModel, data_dir: Path | None) -> None:
+    def __init__(self, cell: Cell, model: TextModel, data_dir: str | Path | None) -> None:
         known = BENCHMARKS.get(cell.task)
         if known and (cell.shots or 0) > known.most_shots:
             raise UnmaskError(f"{cell.task} has at most {known.most_shots} shots, got {cell.shots}")
@@ -122,37 +121,36 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
     """What the requests of one item ask: a text to continue, or continuations to compare, on raw text."""
     first = requests[0]
     if first.request_type != "generate_until":
-        pairs = [_pair(request, model) for request in requests]
-        prompts, continuations = zip(*pairs, strict=True)
-        return Question(
-            id=id,
-            text=prompts[-1].text,
-            prompts=tuple(prompt.ids for prompt in prompts),
-            continuations=continuations,
-            truncated=prompts[-1].truncated,
-        )
+        prompts, continuations, truncated = zip(*(_pair(request, model) for request in requests), strict=True)
+        text = model.codec.decode(prompts[-1], special=True)
+        return Question(id=id, text=text, prompts=prompts, continuations=continuations, truncated=any(truncated))
     *shots, asked = first.args[0].split(SHOT_END)
-    prompt = fitted_prompt(model, shots=shots, question=asked, template=template, new_tokens=new_tokens)
+    prompt, truncated = fitted_prompt(model, shots=shots, question=asked, template=template, new_tokens=new_tokens)
     until = first.args[1].get("until") or ()
+    stop = (until,) if isinstance(until, str) else tuple(until)
     # LLaDA's wrapper does not cut a chat model's answer to HumanEval: text around the code does not end the answer.
     whole = template == "chat" and str(first.doc.get("task_id", "")).lower().startswith("humaneval")
     return Question(
         id=id,
-        text=prompt.text,
-        prompts=(prompt.ids,),
-        stop=() if whole else (until,) if isinstance(until, str) else tuple(until),
+        text=model.codec.decode(prompt, special=True),
+        prompts=(prompt,),
+        stop=() if whole else stop,
         reading="whole" if whole else "wrapper",
-        truncated=prompt.truncated,
+        truncated=truncated,
     )
 
 
-def _pair(request: Instance, model: TextModel) -> tuple[FittedPrompt, list[int]]:
-    """Prompt and continuation, split as lm-eval splits them: spaces between them go with the continuation."""
+def _pair(request: Instance, model: TextModel) -> tuple[list[int], list[int], bool]:
+    """Prompt and continuation, and whether the prompt is truncated.
+
+    They are split as lm-eval splits them: spaces between them go with the continuation.
+    """
     *shots, asked = request.args[0].split(SHOT_END)
     bare = asked.rstrip()
     before, whole = (model.codec.encode(text, special=False) for text in (bare, asked + request.args[1]))
     after = whole[len(before) :]
-    return fitted_prompt(model, shots=shots, question=bare, template="none", new_tokens=len(after)), after
+    prompt, truncated = fitted_prompt(model, shots=shots, question=bare, template="none", new_tokens=len(after))
+    return prompt, after, truncated
 
 
 def responses_of(row: Generation, requests: int) -> list[Any]:
@@ -184,13 +182,13 @@ def _requests(cell: Cell, tasks: list[Task]) -> dict[int, tuple[Task, list[Insta
     return asked
 
 
-def _load_tasks(task: str, data_dir: Path | None = None) -> list[Task]:
+def _load_tasks(task: str, data_dir: str | Path | None = None) -> list[Task]:
     """The lm-eval tasks of that name, each shot marked at its end so that it can be left out of a long prompt."""
     try:
         from lm_eval.api import task as _  # noqa: F401
     except ModuleNotFoundError as error:
         raise UnmaskError(f"benchmarks need {error.name}, which is missing: pip install 'unmask[eval]'") from error
-    with quiet(), nullcontext(True) if task in BENCHMARKS else asked_once() as answered:
+    with quiet():
         manager = _manager_of(task, data_dir)
         _seed()
         try:
@@ -198,8 +196,7 @@ def _load_tasks(task: str, data_dir: Path | None = None) -> list[Task]:
         except UnmaskError:
             raise
         except Exception as error:  # whatever a task's own code, its data and the hub may raise
-            silent = "" if answered else " (the hub does not answer)"
-            raise WorkFailed(f"the task {task} could not be loaded: {one_line(error)}{silent}") from error
+            raise WorkFailed(f"the task {task} could not be loaded: {one_line(error)}") from error
     for each in loaded:
         _check_kind(each, ours=task in BENCHMARKS)
         if (shots := getattr(each, "fewshot_cfg", None)) is not None:
@@ -213,12 +210,12 @@ def _seed() -> None:
     np.random.seed(SHOT_SEED)
 
 
-def _manager_of(task: str, data_dir: Path | None) -> TaskManager:
+def _manager_of(task: str, data_dir: str | Path | None) -> TaskManager:
     """The manager for a task: of our tasks, of no tasks for one in a file, or of all of lm-eval's."""
     from lm_eval.tasks import TaskManager
 
     if task in BENCHMARKS:
-        metadata: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
+        metadata: dict[str, Any] = {"data_dir": data_dir}
         return TaskManager(include_path=str(OUR_TASKS), include_defaults=False, metadata=metadata)
     if task.endswith((".yaml", ".yml")) and Path(task).is_file():
         return TaskManager(include_defaults=False)
@@ -247,8 +244,5 @@ def _check_kind(task: Task, *, ours: bool) -> None:
 
 def unknown_task(task: str, others: Iterable[str] = ()) -> UnmaskError:
     """The error for a name that is neither a task of ours nor among `others`, the tasks of lm-eval."""
-    ours = sorted([*tiny_suite.names(), *BENCHMARKS])
-    near = get_close_matches(task, ours, n=1) or get_close_matches(task, others, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
-    known = f"{', '.join(ours)}, every task of lm-eval, and the path of a task's YAML file"
-    return UnmaskError(f"unknown task {task!r}{hint} known: {known}")
+    known = {*tiny_suite.names(), *BENCHMARKS, *get_close_matches(task, others, n=1)}
+    return UnknownName("task", task, known, listed_as="known, beside lm-eval's and YAML files of tasks")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from unmask.engine.prompts import encode_prompt
 from unmask.engine.text import Ending
@@ -36,54 +35,32 @@ class TextModel(Protocol):
     codec: TextCodec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedPrompt:
-    """A prompt that leaves room for its answer."""
-
-    ids: list[int]
-    text: str  # of the ids, special tokens included
-    truncated: bool
-
-
 def fitted_prompt(
     model: TextModel, *, shots: Sequence[str], question: str, template: str, new_tokens: int
-) -> FittedPrompt:
-    """The prompt with as many of the last shots as leave room for `new_tokens`; else the end of the question alone."""
+) -> tuple[list[int], bool]:
+    """The tokens of the prompt, and whether it is truncated: shots, then text at its start give way to the answer."""
     if template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
-    codec, room = model.codec, model.spec.max_length - new_tokens
+    spec, codec, words = model.spec, model.codec, model.codec.encode(question, special=False)
 
-    def encoded(first: int) -> list[int]:
-        return _encode(model, "".join([*shots[first:], question]), template)
+    def encoded(lost: int) -> list[int]:
+        text = "".join([*shots[lost:], question]) if lost <= len(shots) else codec.decode(words[lost - len(shots) :])
+        if template == "chat":
+            return codec.chat([{"role": "user", "content": text}])
+        return encode_prompt(spec, codec, text)
 
-    def fits(first: int) -> bool:
-        return len(encoded(first)) <= room
+    def fits(lost: int) -> bool:
+        return len(encoded(lost)) <= spec.max_length - new_tokens
 
-    first = 0 if fits(0) else bisect_left(range(len(shots)), True, lo=min(1, len(shots)), key=fits)
-    ids = encoded(first)
-    if len(ids) <= room:
-        return FittedPrompt(ids=ids, text=codec.decode(ids, special=True), truncated=first > 0)
-    words = codec.encode(question, special=False)
-    kept = len(words)
-    while len(ids) > room:
-        kept -= len(ids) - room
-        if kept <= 0:
-            raise UnmaskError(
-                f"{new_tokens} new tokens leave no room for a prompt in the {model.spec.max_length} positions of "
-                f"{model.spec.name}"
-            )
-        ids = _encode(model, codec.decode(words[-kept:]), template)
-    return FittedPrompt(ids=ids, text=codec.decode(ids, special=True), truncated=True)
+    parts = max(1, len(shots) + len(words))
+    lost = 0 if fits(0) else bisect_left(range(parts), True, lo=1, key=fits)
+    if lost == parts:
+        room = f"in the {spec.max_length} positions of {spec.name}"
+        raise UnmaskError(f"{new_tokens} new tokens leave no room for a prompt {room}")
+    return encoded(lost), lost > 0
 
 
-def _encode(model: TextModel, text: str, template: str) -> list[int]:
-    if template == "chat":
-        return model.codec.chat([{"role": "user", "content": text}])
-    return encode_prompt(model.spec, model.codec, text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """What was decoded, as it is scored and counted."""
 
     text: str
@@ -106,8 +83,7 @@ def read_answer(model: TextModel, ids: Sequence[int], *, until: Sequence[str], w
         counted = codec.encode(_cut(codec.decode(ids, special=True), strings), special=False)
         text = codec.decode(counted)
     kept, _, _ = Ending(token_ids=spec.end_ids, strings=strings, codec=codec).cut(ids)
-    reference = sum(token != spec.eos_id for token in counted)
-    return Answer(text=text, tokens_reference=reference, tokens_answer=len(kept))
+    return Answer(text, sum(token != spec.eos_id for token in counted), len(kept))
 
 
 def _cut(text: str, strings: Sequence[str]) -> str:

@@ -6,14 +6,12 @@ key. `expand` makes the cells of a loaded model, and fills in what the recipe le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import partial
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from unmask import policies
@@ -32,27 +30,11 @@ PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
 SETTINGS = Settings.__dataclass_fields__
 
-# Keys of other projects -> our key, and where it stands.
-_FOREIGN = {
-    "gen_length": "max_tokens, in settings",
-    "max_new_tokens": "max_tokens, in settings",
-    "max_gen_toks": "max_tokens, in settings",
-    "block_length": "block_size, in settings",
-    "steps": "tokens_per_pass or passes of a policy, as in policy: {name: fixed, tokens_per_pass: 2}",
-    "diffusion_steps": "tokens_per_pass or passes of a policy, as in policy: {name: entropy, tokens_per_pass: 2}",
-    "remasking": "a policy: low_confidence is fixed, random is random",
-    "alg": "a policy: entropy, margin (topk_margin), fixed (maskgit_plus) or random (origin)",
-    "num_fewshot": "shots",
-    "model_path": "model",
-    "pretrained": "model",
-    "use_cache": "cache, in settings",
-}
-
 # The protocol of the paper's benchmarks. The tables compare policies, blocks and sampling, so these are free.
 PAPER_MODELS = ("llada-8b-instruct", "llada-1.5", "dream-v0-instruct-7b")
 PAPER_TASKS = ("gsm8k", "math", "humaneval", "mbpp")
-PAPER_SETTINGS = Settings(max_tokens=256, cache="none").to_dict()
-PAPER_FREE = ("block_size", "temperature", "top_p", "seed")
+FREE = ("block_size", "temperature", "top_p", "seed")
+PAPER_SETTINGS = {k: v for k, v in Settings(max_tokens=256, cache="none").to_dict().items() if k not in FREE}
 # Settings that are younger than stored runs: at these values they are left out, so that the cells stay the same.
 LATER = {"sliding": 1.0, "verify": 0}
 
@@ -61,11 +43,22 @@ LATER = {"sliding": 1.0, "verify": 0}
 class Checkpoint:
     """A model of a recipe, and how to load it."""
 
-    path: str  # as `unmask.load` takes it
+    # Users write recipes: a wrong value must reach the checks below, not a run-time type checker.
+    __no_type_check__ = True
+    path: str = ""  # as `unmask.load` takes it
     device: str | None = None
     dtype: str | None = None
     quantize: str | None = None
     revision: str | None = None
+
+    def __post_init__(self) -> None:
+        given = {key: value for key, value in asdict(self).items() if value is not None}
+        if not all(isinstance(value, str) and value for value in given.values()):
+            keys = ", ".join(Checkpoint.__dataclass_fields__)
+            raise UnmaskError(f"a model is a name or a folder, or a mapping of {keys}, got {given!r}")
+        choose_dtype(self.dtype or "float32")
+        if self.quantize is not None and self.quantize not in FORMATS:
+            raise UnknownName("quantisation", self.quantize, FORMATS)
 
     @property
     def name(self) -> str:
@@ -88,11 +81,12 @@ class PolicyChoice:
 class Recipe:
     """A checked recipe."""
 
+    __no_type_check__ = True
     name: str
-    models: tuple[Checkpoint, ...]
-    policies: tuple[PolicyChoice, ...]
-    settings: tuple[dict[str, Any], ...]
-    tasks: tuple[str, ...]
+    models: tuple[Checkpoint, ...] = ()
+    policies: tuple[PolicyChoice, ...] = ()
+    settings: tuple[dict[str, Any], ...] = ({},)
+    tasks: tuple[str, ...] = ()
     table: str = parameter("main", choices=TABLES)
     title: str = ""
     data_dir: str | None = None
@@ -102,6 +96,21 @@ class Recipe:
     seed: int = parameter(0, least=0)  # of the items, where they are drawn
     allow_unsandboxed: bool = False
     shared: bool = False  # other work uses the device meanwhile, so that times are worth nothing
+
+    def __post_init__(self) -> None:
+        for key in ("models", "policies", "settings", "tasks"):
+            values = getattr(self, key)
+            if not values:
+                raise UnmaskError(f"{key} is missing")
+            if doubled := [value for number, value in enumerate(values) if value in values[:number]]:
+                raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
+        check_bounds(self)
+        if not isinstance(self.title, str):
+            raise WrongOption("title", f"must be text, got {self.title!r}")
+        if self.data_dir is not None and not (isinstance(self.data_dir, str) and Path(self.data_dir).is_dir()):
+            raise WrongOption("data_dir", f"must be a folder, got {self.data_dir}")
+        if self.shots and all(task in tiny_suite.names() for task in self.tasks):
+            raise WrongOption("shots", f"is given, but there are none for {', '.join(self.tasks)}")
 
 
 _KEYS = {item.name for item in fields(Recipe) if item.name != "name"} | {*PLURAL, *FOR_ALL}
@@ -117,27 +126,27 @@ def parse(
     values: Mapping[str, Any], flags: Mapping[str, Any] | None = None, *, source: str = "recipe", name: str = "recipe"
 ) -> Recipe:
     """The recipe in plain data; flags count as in `read`. Errors begin with the `source`, unless it is empty."""
-    typed = _in_plural(flags or {})
-    with _at(source):
-        _check_keys("recipe key", values, _KEYS)
-        given = {"settings": {}, **_in_plural(values), **typed}
-    for_all, forced = ({key: found[key] for key in FOR_ALL if key in found} for found in (given, typed))
-    checkpoint = partial(_checkpoint, for_all=for_all, forced=forced)
-    made: dict[str, Any] = {key: value for key, value in given.items() if key not in FOR_ALL}
-    for key, make in {"models": checkpoint, "policies": _policy, "tasks": _task, "settings": _settings}.items():
-        with _at("" if key in typed else source):
-            made[key] = _several(key, given.get(key, []), make)
+    typed = _made(flags or {})
     with _at(source, typed):
-        _check_plain(SimpleNamespace(**{item.name: item.default for item in fields(Recipe)} | made))
-    return Recipe(name=name, **made)
+        made = _made(values)
+        for_all, forced = ({key: found.pop(key) for key in FOR_ALL if key in found} for found in (made, typed))
+        made |= typed
+        made["models"] = tuple(Checkpoint(**for_all | model | forced) for model in made.get("models", ()))
+        return Recipe(name=name, **made)
 
 
-def _in_plural(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not None, under plural keys: `models` for `model`, and so on."""
+def _made(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a recipe, of the values that are not None; those of models are still plain data."""
+    check_known("recipe key", values, _KEYS)
     for one, many in PLURAL.items():
         if one in values and many in values:
             raise UnmaskError(f"{one} and {many} are both given; keep one of them")
-    return {PLURAL.get(key, key): value for key, value in values.items() if value is not None}
+    found = {PLURAL.get(key, key): value for key, value in values.items() if value is not None}
+    for key, make in {"models": _model, "policies": _policy, "tasks": _task, "settings": _settings}.items():
+        if key in found:
+            several = found[key] if isinstance(found[key], list | tuple) else [found[key]]
+            found[key] = tuple(make(item) for item in several)
+    return found
 
 
 @contextmanager
@@ -151,41 +160,10 @@ def _at(place: str, typed: Collection[str] = ()) -> Generator[None]:
         raise UnmaskError(f"{place}: {error}") from error
 
 
-def _check_keys(kind: str, given: Iterable[Any], known: Collection[str]) -> None:
-    """Refuse an unknown key: say what it is called here, where it belongs, or the nearest known one."""
-    for key in (key for key in given if key not in known):
-        if key in _FOREIGN:
-            raise UnmaskError(f"unknown {kind} {key!r}; here it is {_FOREIGN[key]}")
-        if kind == "recipe key" and key in SETTINGS:
-            raise UnmaskError(f"unknown {kind} {key!r}; it is a setting: settings: {{{key}: ...}}")
-        if owner := policies.owner_of(str(key)):
-            way = f"policy: {{name: {owner}, {key}: ...}}"
-            raise UnmaskError(f"unknown {kind} {key!r}; it is a parameter of a policy: {way}")
-    check_known(kind, given, known)
-
-
-def _several(key: str, value: Any, make: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """The result of `make` for each value of a key. There must be at least one value, and none twice."""
-    made = [make(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    if not made:
-        raise UnmaskError(f"{key} is missing")
-    if doubled := [value for number, value in enumerate(made) if value in made[:number]]:
-        raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
-    return tuple(made)
-
-
-def _checkpoint(item: Any, *, for_all: Mapping[str, Any], forced: Mapping[str, Any]) -> Checkpoint:
+def _model(item: Any) -> dict[str, Any]:
     given = item if isinstance(item, dict) else {"path": item}
-    known = [each.name for each in fields(Checkpoint)]
-    _check_keys("key of a model", given, known)
-    given = {**for_all, **given, **forced}
-    if not all(isinstance(value, str) and value for value in given.values()) or "path" not in given:
-        keys = f"{', '.join(known[:-1])} and {known[-1]}"
-        raise UnmaskError(f"a model is a name or a folder, or a mapping with {keys}, got {item!r}")
-    choose_dtype(given.get("dtype", "float32"))
-    if "quantize" in given and given["quantize"] not in FORMATS:
-        raise UnknownName("quantisation", given["quantize"], FORMATS)
-    return Checkpoint(**given)
+    check_known("key of a model", given, Checkpoint.__dataclass_fields__)
+    return given
 
 
 def _policy(item: Any) -> PolicyChoice:
@@ -193,18 +171,15 @@ def _policy(item: Any) -> PolicyChoice:
     name = given.pop("name", None)
     if not isinstance(name, str):
         raise UnmaskError(f"a policy is a name, or a mapping with a name and parameters, got {item!r}")
-    settings = {key: given.pop(key) for key in list(given) if key in SETTINGS}
-    _check_keys(f"parameter of {name}", (key for key in given if key in _FOREIGN), ())
-    policies.get(known := policies.named(name))
+    settings = {key: given.pop(key) for key in SETTINGS if key in given}
     with _at("policy"):
-        policies.get(known, **given)
+        policies.get(policies.named(name), **given)
     return PolicyChoice(name=name, parameters=given, settings=_settings(settings))
 
 
 def _settings(item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise UnmaskError(f"settings must be a mapping or a list of mappings, got {item!r}")
-    _check_keys("setting", item, SETTINGS)
     with _at("settings"):
         Settings.from_dict(item)
     return dict(item)
@@ -219,17 +194,6 @@ def _task(item: Any) -> str:
     if item not in ours and near and abs(len(near[0]) - len(item)) <= 1:
         raise unknown_task(item)
     return item
-
-
-def _check_plain(recipe: Any) -> None:
-    """Check the keys that hold one number, text or truth value."""
-    check_bounds(recipe, Recipe)
-    if not isinstance(recipe.title, str):
-        raise WrongOption("title", f"must be text, got {recipe.title!r}")
-    if recipe.data_dir is not None and not (isinstance(recipe.data_dir, str) and Path(recipe.data_dir).is_dir()):
-        raise WrongOption("data_dir", f"must be a folder, got {recipe.data_dir}")
-    if recipe.shots and all(tiny_suite.knows(task) for task in recipe.tasks):
-        raise WrongOption("shots", f"is given, but there are none for {', '.join(recipe.tasks)}")
 
 
 def expand(recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo) -> list[Cell]:
@@ -248,7 +212,7 @@ def _cell(
     given, known = settings | choice.settings, model.recommended | about.pop("settings", {})
     resolved = policies.resolve_settings(policy, model.preset, given, task=column, recommended=known).to_dict()
     resolved = {name: value for name, value in resolved.items() if name not in LATER or LATER[name] != value}
-    return Cell(
+    cell = Cell(
         model=checkpoint.name,
         family=model.family,
         policy=policies.describe(policy),
@@ -257,32 +221,28 @@ def _cell(
         seed=recipe.seed,
         dtype=model.dtype,
         device=model.device,
-        paper=_follows_paper(checkpoint, model, task, resolved, about),
         **about,
     )
+    return replace(cell, paper=_follows_paper(checkpoint, cell))
 
 
 def _of_task(recipe: Recipe, task: str, model: ModelInfo) -> dict[str, Any]:
     """The fields that depend on the task: what the recipe gives, else the task's own."""
     given: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
-    if tiny_suite.knows(task):
+    if task in tiny_suite.names():
         known = tiny_suite.describe_tiny(task, model)
     else:
-        known = describe_benchmark(task, model, None if recipe.data_dir is None else Path(recipe.data_dir))
-        given["items"] = min(recipe.limit or known["items"], known["items"])
-        given |= {"batch_size": recipe.batch_size or 1, "shots": recipe.shots}  # one by one, since speed is compared
+        known = {"batch_size": 1, **describe_benchmark(task, model, recipe.data_dir)}  # one by one: speed is compared
+        given |= {"items": min(recipe.limit or known["items"], known["items"]), "shots": recipe.shots}
     return known | {key: value for key, value in given.items() if value is not None}
 
 
-def _follows_paper(
-    checkpoint: Checkpoint, model: ModelInfo, task: str, settings: dict[str, Any], about: dict[str, Any]
-) -> bool:
+def _follows_paper(checkpoint: Checkpoint, cell: Cell) -> bool:
     """Whether model, prompts and lengths are the paper's, and nothing else is changed."""
-    name = checkpoint.path.rstrip("/").rsplit("/", 1)[-1].lower()
     return (
-        name in PAPER_MODELS
-        and task in PAPER_TASKS
+        checkpoint.path.rstrip("/").rsplit("/", 1)[-1].lower() in PAPER_MODELS
+        and cell.task in PAPER_TASKS
         and checkpoint.quantize is None
-        and all(settings.get(key, value) == value for key, value in PAPER_SETTINGS.items() if key not in PAPER_FREE)
-        and (model.dtype, about["batch_size"], about["shots"]) == ("bfloat16", 1, BENCHMARKS[task].shots)
+        and all(cell.settings.get(key, value) == value for key, value in PAPER_SETTINGS.items())
+        and (cell.dtype, cell.batch_size, cell.shots) == ("bfloat16", 1, BENCHMARKS[cell.task].shots)
     )

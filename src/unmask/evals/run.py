@@ -6,25 +6,25 @@ not even loaded. The folder takes any recipe: run.json lists the cells of the la
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from warnings import warn
 
 from unmask import sandbox
 from unmask.evals import tiny_suite
-from unmask.evals.cell import Cell, Generation, ModelInfo
-from unmask.evals.digests import changed, code_digest, records_digest, versions
+from unmask.evals.cell import Cell, ModelInfo
+from unmask.evals.digests import code_digest, records_digest, versions
 from unmask.evals.executor import WARM_UP, Executor, LocalExecutor, batches
 from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
 from unmask.evals.recipe import Checkpoint, Recipe, expand
-from unmask.evals.run_folder import locked, open_run, other_results, reuse, save_run
-from unmask.evals.store import CellFolder, complete_cell
+from unmask.evals.store import CellFolder, changed, complete_cell, known_models, locked, other_results, reuse, save_run
 from unmask.models.checkpoint.folder import fingerprint
 
 RUN_CODE = {"humaneval", "mbpp", "list_functions", "code_gaps"}  # tasks whose answers are programs
@@ -40,7 +40,6 @@ class Progress:
     done: int  # items of the cell
     items: int
     share: float  # of the whole run, by expected forward passes
-    beside: tuple[Cell, ...]  # all cells of the model
     reused: int  # cells of other runs so far
     status: str  # of the executor; empty: nothing to say
 
@@ -75,14 +74,21 @@ def run(
     with locked(out), sandbox.allow_unsandboxed() if recipe.allow_unsandboxed else nullcontext():
         if RUN_CODE & set(recipe.tasks):
             sandbox.require()
-        job = _Job(recipe, out, open_run(out, recipe, command), fresh, on_progress, say)
+        about: dict[str, Any] = {"recipe": recipe.name, "table": recipe.table, "title": recipe.title}
+        about |= {"command": command, "resolved": json.loads(json.dumps(asdict(recipe))), "versions": versions()}
+        about |= {"models": known_models(out), "cells": []}
+        job = _Job(recipe, out, about, fresh, on_progress, say)
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
-        stale = [(each.cell.model, name) for found in cells.values() for each in found for name in job.changed(each)]
+        job.read_questions(on_hub=bool(left))
+        stale = [
+            (each.cell.model, name)
+            for found in cells.values()
+            for each in found
+            for name in changed(each.about, job.digests(each.cell))
+        ]
         if stale and left:
             raise other_results(out, stale)
-        for task in recipe.tasks if left else ():
-            job.questions(task)  # data that cannot be read is reported before a model is loaded
         for model in left:
             on_load(model.name)
             executor = load(model)
@@ -91,10 +97,9 @@ def run(
             finally:
                 executor.close()  # the next model needs the memory of this one
         save_run(out, job.about)
-    finished = job.finished
-    finished.cells = [folder for found in cells.values() for folder in found]
-    finished.changed = sorted({name for _, name in stale})
-    return finished
+    job.finished.cells = [folder for found in cells.values() for folder in found]
+    job.finished.changed = sorted({name for _, name in stale})
+    return job.finished
 
 
 @dataclass(eq=False)
@@ -107,15 +112,8 @@ class _Job:
     fresh: bool
     on_progress: Callable[[Progress], None]
     say: Callable[[str], None]
+    questions: dict[str, str] = field(default_factory=dict)  # task -> digest of its questions
     finished: Finished = field(default_factory=Finished)
-
-    def __post_init__(self) -> None:
-        self.data = None if self.recipe.data_dir is None else Path(self.recipe.data_dir)
-        self.questions = cache(self._questions)
-
-    def _questions(self, task: str) -> dict[str, str]:
-        """The digest of a task's questions, for cell.json; none for a tiny task, whose questions come from code."""
-        return {} if tiny_suite.knows(task) else {"questions": records_digest(questions_of(task, self.data))}
 
     def complete_cells(self, model: Checkpoint) -> list[CellFolder]:
         """The model's cells, if run.json knows the model and every cell is complete; else none."""
@@ -128,22 +126,23 @@ class _Job:
         found = [folder for cell in cells if (folder := complete_cell(self.out / "cells" / cell.key))]
         if len(found) < len(cells):
             return []
-        self._note(cells)
+        self.about["cells"] += [cell.key for cell in cells]
         return found
 
-    def _note(self, cells: Sequence[Cell]) -> None:
-        """List cells in run.json, beside those that are listed."""
-        self.about["cells"] = list(dict.fromkeys([*self.about["cells"], *(cell.key for cell in cells)]))
+    def read_questions(self, *, on_hub: bool) -> None:
+        """Note the questions of each task, but for tiny tasks, whose questions come from code.
 
-    def changed(self, folder: CellFolder) -> list[str]:
-        """Which of code and questions changed since a complete cell was measured.
-
-        The questions of our benchmarks on the hub are not read for this.
+        Data that cannot be read is an error here, before a model is loaded. Our benchmarks on the hub are read only if
+        `on_hub` says so.
         """
-        cell = folder.cell
-        on_hub = self.data is None and cell.task in BENCHMARKS
-        now = {"code": code_digest(cell.decoding()[0])} | ({} if on_hub else self.questions(cell.task))
-        return changed(folder.about, now)
+        for task in self.recipe.tasks:
+            if task not in tiny_suite.names() and (on_hub or self.recipe.data_dir or task not in BENCHMARKS):
+                self.questions[task] = records_digest(questions_of(task, self.recipe.data_dir))
+
+    def digests(self, cell: Cell) -> dict[str, str]:
+        """The digests of what a cell's answers depend on beside the weights."""
+        found = {"code": code_digest(type(cell.decoding()[0]))}
+        return found | ({"questions": self.questions[cell.task]} if cell.task in self.questions else {})
 
     def measure_model(self, model: Checkpoint, executor: Executor) -> list[CellFolder]:
         """Measure the model's cells, and return them complete."""
@@ -155,41 +154,37 @@ class _Job:
         here["weights"] = fingerprint(model.path, revision=model.revision)
         folders = [self._open(cell, here) for cell in cells]
         self.about["models"][model.name] = asdict(info)
-        self._note(cells)
+        self.about["cells"] += [cell.key for cell in cells]
         save_run(self.out, self.about)
-        for at, folder in enumerate(folders):
-            if not folder.complete:
-                self._measure_cell(executor, folder, partial(self._tell, executor, model, cells, at))
-        return folders
-
-    def _tell(self, executor: Executor, model: Checkpoint, cells: list[Cell], at: int, done: int, items: int) -> None:
-        """Report progress. Every model counts the same, since the cells of a model not loaded yet are unknown."""
+        # Every model counts the same, since the cells of a model not loaded yet are unknown.
         models, before = len(self.recipe.models), self.recipe.models.index(model)
         work = [_passes(cell) for cell in cells]
-        share = (sum(work[:at]) + work[at] * done / max(1, items)) / sum(work)
-        progress = Progress(
-            cell=cells[at],
-            number=before * len(cells) + at + 1,
-            cells=models * len(cells),
-            done=done,
-            items=items,
-            share=(before + share) / models,
-            beside=tuple(cells),
-            reused=self.finished.reused.total(),
-            status=executor.status,
-        )
-        self.on_progress(progress)
+        for at, folder in enumerate(folders):
+            for done, items in () if folder.complete else self._measure_cell(executor, folder):
+                share = (sum(work[:at]) + work[at] * done / max(1, items)) / sum(work)
+                progress = Progress(
+                    cell=folder.cell,
+                    number=before * len(cells) + at + 1,
+                    cells=models * len(cells),
+                    done=done,
+                    items=items,
+                    share=(before + share) / models,
+                    reused=self.finished.reused.total(),
+                    status=executor.status,
+                )
+                self.on_progress(progress)
+        return folders
 
     def _open(self, cell: Cell, here: dict[str, Any]) -> CellFolder:
         if self.fresh:
             shutil.rmtree(self.out / "cells" / cell.key, ignore_errors=True)
-        about = {**here, "code": code_digest(cell.decoding()[0]), **self.questions(cell.task)}
+        about = here | self.digests(cell)
         folder = CellFolder.open(self.out, cell, about, self.say)
         if differ := changed(folder.about, about):
             raise other_results(self.out, [(cell.model, name) for name in differ])
         return folder
 
-    def _measure_cell(self, executor: Executor, folder: CellFolder, on_item: Callable[[int, int], None]) -> None:
+    def _measure_cell(self, executor: Executor, folder: CellFolder) -> Iterator[tuple[int, int]]:
         """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""
         shared = self.recipe.shared or executor.shared
         if not self.fresh and (name := reuse(folder, shared=shared)):
@@ -198,21 +193,17 @@ class _Job:
         if shared:
             folder.note(shared=True)
         cell, before = folder.cell, len(folder.generations)
-        tiny = tiny_suite.knows(cell.task)
-        task = tiny_suite.TinyTask(cell, executor) if tiny else BenchmarkTask(cell, executor, self.data)
-        measure(executor, task, folder, on_item=on_item)
+        tiny = cell.task in tiny_suite.names()
+        task = tiny_suite.TinyTask(cell, executor) if tiny else BenchmarkTask(cell, executor, self.recipe.data_dir)
+        yield from measure(executor, task, folder)
         self.finished.new_cells += 1
         self.finished.new_items += len(folder.generations) - before
 
 
 def measure(
-    executor: Executor,
-    task: tiny_suite.TinyTask | BenchmarkTask,
-    folder: CellFolder,
-    *,
-    on_item: Callable[[int, int], None] = lambda done, items: None,
-) -> None:
-    """Answer and score what the cell's folder lacks; `on_item` is called with the items done and the items in all.
+    executor: Executor, task: tiny_suite.TinyTask | BenchmarkTask, folder: CellFolder
+) -> Iterator[tuple[int, int]]:
+    """Answer and score what the cell's folder lacks. Yields the items done and the items in all, after each batch.
 
     Every batch is on disk before its items are scored.
     """
@@ -220,18 +211,13 @@ def measure(
     policy, settings = folder.cell.decoding()
     cut = batches(task.questions, policy=policy, settings=settings, batch_size=folder.cell.batch_size)
     left = [batch for batch in cut if any(question.id not in folder.generations for question in batch.questions)]
-
-    def score(rows: Sequence[Generation]) -> None:
-        if rows:
-            folder.add_scores(task.score(rows))
-        on_item(len(folder.scores.keys() & asked), len(asked))
-
-    score([row for row in folder.generations.values() if row.id in asked and row.id not in folder.scores])
-    for answered in executor.map(left):
+    decoded = [row for row in folder.generations.values() if row.id in asked]
+    for rows in chain([decoded], executor.map(left)):
         # A kill may have cut a batch short on disk: the items on disk stay as they are.
-        rows = [row for row in answered if row.id not in folder.generations]
-        folder.add(rows)
-        score(rows)
+        folder.add([row for row in rows if row.id not in folder.generations])
+        if new := [row for row in rows if row.id not in folder.scores]:
+            folder.add_scores(task.score(new))
+        yield len(folder.scores.keys() & asked), len(asked)
     folder.finish()
 
 

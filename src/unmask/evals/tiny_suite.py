@@ -21,10 +21,6 @@ def names() -> list[str]:
     return [*tasks.names(), *SIZES]
 
 
-def knows(task: str) -> bool:
-    return task in names()
-
-
 def find(name: str) -> Task:
     return tasks.get("countdown", numbers=SIZES[name]) if name in SIZES else tasks.get(name)
 
@@ -36,16 +32,12 @@ def describe_tiny(task: str, model: ModelInfo) -> dict[str, Any]:
     return {"items": ITEMS, "batch_size": BATCH_ON_CUDA if model.device == "cuda" else BATCH, "settings": lengths}
 
 
-def items_of(cell: Cell) -> list[Item]:
-    """The cell's items, the same for every model and policy."""
-    return find(cell.task).generate(cell.seed, cell.items)
-
-
 class TinyTask:
-    """The items of a cell, asked as they are."""
+    """The items of a cell, the same for every model and policy, asked as they are."""
 
     def __init__(self, cell: Cell, model: TextModel) -> None:
-        self._task, self._items = find(cell.task), items_of(cell)
+        self._task = find(cell.task)
+        self._items = self._task.generate(cell.seed, cell.items)
         self.questions = [_question(number, item, model) for number, item in enumerate(self._items)]
 
     def score(self, rows: Sequence[Generation]) -> dict[int, dict[str, float]]:

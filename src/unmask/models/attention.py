@@ -1,16 +1,14 @@
-"""How the computed positions of a pass attend: one class for rows side by side, one for rows one behind the other.
+"""How the computed positions of a pass attend: rows side by side, or one behind the other.
 
-An object is called for every layer. It gets the layer's queries, keys and values side by side, already turned by their
-positions. It gives what every query gathered, the heads side by side. In the last layer `kept` names the positions
-whose result is needed (None: all). A query sees the first keys of its row; in a block-causal model it sees no key
-behind its own block.
+A query sees the first keys of its row; in a block-causal model it sees no key behind its own block.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,60 +17,37 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.cache.base import PassPlan, Span
-from unmask.cache.storage import KVCache
+from unmask.cache.storage import KVCache, Storage
 from unmask.device import on_device
 from unmask.models.layers import TransformerShape
 
+# Called for every layer, by its number, with queries, keys and values side by side, already turned by their positions.
+# Gives what every query gathered, the heads side by side.
+Attend: TypeAlias = Callable[[int, Float[Tensor, "b q heads"]], Float[Tensor, "b q queries"]]
 # Which keys (n) each query (q) sees. One row of queries may stand for all of them; None: every query sees every key.
 Mask: TypeAlias = Bool[Tensor, "b 1 _q n"] | None
 
 
-@runtime_checkable
-class Attend(Protocol):
-    def __call__(
-        self, layer: int, qkv: Float[Tensor, "b q heads"], kept: Int[Tensor, "_b k"] | None
-    ) -> Float[Tensor, "_b k queries"]: ...
-
-    def pick(self, values: Float[Tensor, "b q w"], kept: Int[Tensor, "_b k"]) -> Float[Tensor, "_b k w"]:
-        """The values of the positions that are kept."""
-        ...
-
-
+@dataclass(frozen=True, slots=True)
 class Padded:
-    """Rows side by side. A position sees what the pass computes of its row or, with a cache, what the cache holds."""
+    """Rows side by side. A position sees what the pass computes of its row, or what is `stored` of it."""
 
-    def __init__(
-        self,
-        shape: TransformerShape,
-        mask: Mask,
-        *,
-        cache: KVCache | None = None,
-        length: int = 0,
-        watched: range = range(0),
-    ) -> None:
-        self.shape, self.mask, self.watched = shape, mask, watched
-        self.cache, self.length = cache, length  # the first `length` keys of the cache are read
-        self.maps: list[Tensor] = []  # attention of the watched layers
+    shape: TransformerShape
+    mask: Mask
+    stored: tuple[Storage, slice | Int[Tensor, " b"]] | None = None  # a storage, and the rows' slots in it
+    length: int = 0  # keys that are read there
+    watched: range = range(0)  # layers whose attention is noted
+    maps: list[Float[Tensor, "b q n"]] = field(default_factory=list)
 
-    def __call__(self, layer: int, qkv: Tensor, kept: Tensor | None) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
         queries, keys, values = split(qkv, self.shape)
-        mask = self.mask
-        if self.cache is not None:
-            slots = self.cache.rows()
-            keys, values = (part[slots, :, : self.length] for part in self.cache.storage.layers[layer])
+        if self.stored is not None:
+            storage, slots = self.stored
+            keys, values = (part[slots, :, : self.length] for part in storage.layers[layer])
         if layer in self.watched:
-            self.maps.append(attention_map(queries, keys, mask))
-        if kept is not None and self.cache is None:
-            # Over a whole canvas most queries are left out. With a cache few are computed: they are picked afterwards.
-            rows, kept = kept.expand(len(queries), -1)[:, None, :, None], None
-            queries = queries.gather(2, rows.expand(-1, queries.shape[1], -1, queries.shape[3]))
-            if mask is not None and mask.shape[2] > 1:
-                mask = mask.gather(2, rows.expand(-1, -1, -1, mask.shape[3]))
+            self.maps.append(attention_map(queries, keys, self.mask))
         # Watched layers attend in the same way: observing a model must not change its predictions.
-        return picked(attend(queries, keys, values, mask), kept)
-
-    def pick(self, values: Tensor, kept: Tensor) -> Tensor:
-        return picked(values, kept)
+        return attend(queries, keys, values, self.mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +89,6 @@ class Packing:
     def packed(self, values: Int[Tensor, "b n"]) -> Int[Tensor, "positions 1"]:
         return values[self.row, self.position][:, None]
 
-    def unpacked(self, values: Float[Tensor, "positions 1 w"], width: int) -> Float[Tensor, "b q w"]:
-        """Side by side, each row from its first computed position on, the padding filled with zeros."""
-        out = values.new_zeros(self.sizes.shape[0], width + 1, values.shape[2])
-        # Positions of no row go into the column that is not returned.
-        column = torch.where(self.position < 0, -1, self.position - self.rows[0, self.row])
-        out[self.row, column] = values[:, 0]
-        return out[:, :width]
-
     def places(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
         """Where some positions of each row are packed. One outside the row's span counts as its first or last one."""
         column = torch.minimum((at - self.rows[0, :, None]).clamp(min=0), (self.sizes[:, None] - 1).clamp(min=0))
@@ -135,25 +102,16 @@ class Packed:
     def __init__(
         self, shape: TransformerShape, plan: PassPlan, cache: KVCache | None, *, block_size: int | None
     ) -> None:
-        self.shape, self.plan, self.cache = shape, plan, cache
-        self.masks: list[Mask] = [None] * len(plan.rows)
-        if block_size is not None:
-            rows = [PassPlan((row,), plan.device) for row in plan.rows]
-            self.masks = [visible_mask(row, row.seen[0], block_size=block_size) for row in rows]
+        self.sizes, self.rows = plan.sizes, []
+        for number, row in enumerate(plan.rows):
+            mask = visible_mask(PassPlan((row,), plan.device), row.visible, block_size=block_size)
+            stored = None if cache is None else (cache.storage, slice(cache.slots[number], cache.slots[number] + 1))
+            self.rows.append(Padded(shape, mask, stored, row.visible))
 
-    def __call__(self, layer: int, qkv: Tensor, kept: Tensor | None) -> Tensor:
-        mixed = []
-        for number, row in enumerate(qkv.transpose(0, 1).split(self.plan.sizes, dim=1)):
-            queries, keys, values = split(row, self.shape)
-            if self.cache is not None:
-                slot, seen = self.cache.slots[number], self.plan.seen[number]
-                keys, values = (part[slot : slot + 1, :, :seen] for part in self.cache.storage.layers[layer])
-            mixed.append(attend(queries, keys, values, self.masks[number]).squeeze(0))
-        found = torch.cat(mixed).unsqueeze(1)  # contiguous: a product with anything else is slower
-        return found if kept is None else self.pick(found, kept)
-
-    def pick(self, values: Tensor, kept: Tensor) -> Tensor:
-        return values[kept, 0]
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        parts = qkv.transpose(0, 1).split(self.sizes, dim=1)
+        found = [row(layer, part) for row, part in zip(self.rows, parts, strict=True)]
+        return torch.cat(found, dim=1).transpose(0, 1).contiguous()
 
 
 def visible_mask(plan: PassPlan, length: int, *, block_size: int | None) -> Mask:
@@ -228,8 +186,6 @@ def attention_map(
     return scores.softmax(-1).mean((1, 2))
 
 
-def picked(values: Float[Tensor, "b q w"], columns: Int[Tensor, "_b k"] | None) -> Float[Tensor, "b k w"]:
-    """Some columns of every row (None: all)."""
-    if columns is None:
-        return values
-    return values.gather(1, columns[:, :, None].expand(values.shape[0], -1, values.shape[2]))
+def picked(values: Float[Tensor, "b q w"], places: Int[Tensor, "_b k"] | None) -> Float[Tensor, "_b k w"]:
+    """The values of some of the computed positions, which are counted row after row (None: all as they are)."""
+    return values if places is None else values.flatten(0, 1)[places]

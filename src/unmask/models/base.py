@@ -8,7 +8,7 @@ engine uses the family's name only for presets and messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -52,16 +52,28 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassInputs:
-    """What one forward pass is asked for: the arguments of `MaskedLM.predict`, with the plan filled in."""
+    """What one forward pass over canvases, padded on the right, is asked for. A model changes none of it in place.
+
+    Tokens behind the last position that is seen are ignored. Logits and maps may end with that position.
+    """
 
     tokens: Int[Tensor, "b n"]
+    # Which positions of each row to compute, and how many keys they see. A model may compute more positions. A plan
+    # that leaves out positions which it sees comes with a cache.
     plan: PassPlan
-    at: Int[Tensor, "b k"] | None = None
+    at: Int[Tensor, "b k"] | None = None  # positions whose logits are wanted; None: all that the plan computes
+    # Keys and values of computed positions are written to the cache; those of other positions are read from it.
     cache: KVCache | None = None
-    block_size: int | None = None
-    attention_layers: range | None = None
-    shadow: Int[Tensor, "b s"] | None = None
-    states: bool = False
+    block_size: int | None = None  # of a block-causal model's blocks; None: the checkpoint's
+    attention_layers: range | None = None  # layers whose attention is wanted too, averaged over heads and layers
+    shadow: Int[Tensor, "b s"] | None = None  # positions to predict again as if masked themselves (policies/wino.py)
+    states: bool = False  # whether the states before the head are wanted as well
+
+    @classmethod
+    def of(cls, tokens: Int[Tensor, "b n"], *, plan: PassPlan | None = None, **asked: Any) -> PassInputs:
+        """From the arguments of `predict`; without a plan, all positions of every row are computed."""
+        plan = plan or PassPlan.whole([tokens.shape[1]] * len(tokens), tokens.device)
+        return cls(tokens=tokens, plan=plan, **asked)
 
     @property
     def length(self) -> int:
@@ -94,32 +106,8 @@ class MaskedLM(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def predict(
-        self,
-        tokens: Int[Tensor, "b n"],
-        *,
-        plan: PassPlan | None = None,
-        at: Int[Tensor, "b k"] | None = None,
-        cache: KVCache | None = None,
-        block_size: int | None = None,
-        attention_layers: range | None = None,
-        shadow: Int[Tensor, "b s"] | None = None,
-        states: bool = False,
-    ) -> Prediction:
-        """Logits for the positions `at` (default: all that the plan computes) of canvases padded on the right.
-
-        Tokens behind the last position that is seen are ignored. Logits and maps may end with that position.
-
-        plan:  which positions of each row to compute, and how many keys they see. None: all positions of every row. A
-               model may compute more positions. A plan that leaves out positions which it sees comes with a cache.
-        cache: keys and values of computed positions are written to it; those of other positions are read from it.
-        block_size: size of a block-causal model's blocks; None: the checkpoint's.
-        attention_layers: layers whose attention is wanted as well, averaged over heads and layers.
-        shadow: positions to predict a second time as if their own token were masked (see policies/wino.py).
-        states: whether the states before the head are wanted as well.
-
-        `plan`, `at` and `cache` are never changed in place.
-        """
+    def predict(self, tokens: Int[Tensor, "b n"], **asked: Any) -> Prediction:
+        """What a pass over the tokens gives. `asked` are the other fields of `PassInputs`, each of them optional."""
         ...
 
 

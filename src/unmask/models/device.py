@@ -6,8 +6,8 @@ Where the system does not say how much is free, nothing is refused.
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -60,9 +60,8 @@ def memory_errors(needed: int, device: torch.device, *, what: str) -> Generator[
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        raise OutOfMemory(
-            f"{device} ran out of memory loading {what}, which needs {_gib(needed)}; {_way_out(device)}"
-        ) from error
+        loading = f"loading {what}, which needs {_gib(needed)}"
+        raise OutOfMemory(f"{device} ran out of memory {loading}; {_way_out(device)}") from error
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -71,26 +70,17 @@ def free_memory(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    known = [amount for amount in (_available_here(), _left_in_cgroup()) if amount is not None]
-    return min(known, default=None)
+    return min(_limits(), default=None)
 
 
-def _available_here() -> int | None:
-    try:
-        return int(MEMINFO.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _left_in_cgroup() -> int | None:
-    """Bytes that a container may still use. Page cache counts as free, since the kernel drops it under pressure."""
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
+def _limits() -> Iterator[int]:
+    """Bytes that the machine has available, and those that a container may still use, as far as they are known."""
+    with suppress(OSError, ValueError, IndexError):
+        yield int(MEMINFO.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    with suppress(OSError, ValueError):
+        left = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())  # no limit: max
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        return None if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return None
+        yield left + int(stat.get("inactive_file", 0))  # page cache, which the kernel drops under pressure
 
 
 def _gib(amount: int) -> str:

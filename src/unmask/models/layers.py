@@ -7,6 +7,7 @@ the same operations for CUDA devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -48,45 +49,19 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype) * self.weight
 
 
-class Rotary(nn.Module):
-    """Cosines and sines by position, in a table that grows with the longest canvas seen.
+@cache  # for good, since a captured graph may read a table
+def rotary_table(head_width: int, theta: float, length: int, device: torch.device) -> Float[Tensor, "2 n d"]:
+    """Cosine, and sine with the sign of each half, of the positions below `length`.
 
-    Table and rotation are float32 whatever the model's dtype, because bfloat16 cannot tell neighbouring positions apart
-    beyond a few hundred. No frequency scaling: families that need it are refused when their config is read.
+    In float32 whatever the model's dtype, because bfloat16 cannot tell neighbouring positions apart beyond a few
+    hundred. No frequency scaling: families that need it are refused when their config is read.
     """
-
-    def __init__(self, head_width: int, theta: float) -> None:
-        super().__init__()
-        self.pairs = head_width // 2
-        self.theta = theta
-        # Not a buffer: casting the model must leave it in float32.
-        self.table = torch.empty(2, 0, head_width)
-        self._outgrown: list[Tensor] = []  # a captured graph may still read them
-
-    def forward(self, length: int, *, device: torch.device) -> Float[Tensor, "2 _ d"]:
-        """Cosine, and sine with the sign of each half, of the positions below `length`, and perhaps beyond."""
-        if self.table.shape[1] < length or self.table.device != device:
-            self._outgrown.append(self.table)
-            self.table = self._tabulate(1 << (length - 1).bit_length(), device)
-        return self.table
-
-    def _tabulate(self, length: int, device: torch.device) -> Float[Tensor, "2 n d"]:
-        # The table outlives this call, so it must not be an inference tensor, which gradients cannot pass.
-        with torch.inference_mode(False):
-            exponents = torch.arange(self.pairs, dtype=torch.float32, device=device) / self.pairs
-            angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] / self.theta**exponents
-            cos, sin = angles.cos(), angles.sin()
-            return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
-
-
-def rotate(x: Float[Tensor, "b n h d"], turn: Float[Tensor, "2 _ n 1 d"]) -> None:
-    """Turn every head by the angle of its position, in place; feature `i` is paired with feature `i + d/2`."""
-    cos, sin = turn
-    partner = x.roll(x.shape[-1] // 2, dims=-1)
-    if x.dtype == cos.dtype:
-        torch.addcmul(x * cos, partner, sin, out=x)
-    else:
-        x.copy_(torch.addcmul(x * cos, partner, sin))  # float32 throughout, since the table is; rounded once
+    # The table outlives this call, so it must not be an inference tensor, which gradients cannot pass.
+    with torch.inference_mode(False):
+        exponents = torch.arange(head_width // 2, dtype=torch.float32, device=device) / (head_width // 2)
+        angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] / theta**exponents
+        cos, sin = angles.cos(), angles.sin()
+        return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
 
 
 class Attention(nn.Module):
@@ -151,20 +126,17 @@ class LayerOps:
         store: Store | None,
     ) -> None:
         """Turn queries and keys, in place; copy keys and values to the store."""
-        length, width = qkv.shape[1], table.shape[-1]
-        turn = table[:, None, :length] if positions is None else table[:, positions]
-        heads = qkv.unflatten(-1, (-1, width))
-        rotate(heads[:, :, : n_heads + n_kv_heads], turn.unsqueeze(3))
-        if store is None:
-            return
-        keys, values, slots = store
-        fresh = heads.transpose(1, 2)
-        fresh_keys, fresh_values = fresh[:, n_heads : n_heads + n_kv_heads], fresh[:, n_heads + n_kv_heads :]
-        if positions is None:
-            keys[slots, :, :length], values[slots, :, :length] = fresh_keys, fresh_values
-        else:
-            at = (slots[:, None, None], torch.arange(n_kv_heads, device=qkv.device)[None, :, None], positions[:, None])
-            keys[at], values[at] = fresh_keys, fresh_values
+        at = torch.arange(qkv.shape[1], device=qkv.device)[None] if positions is None else positions
+        heads = qkv.unflatten(-1, (-1, table.shape[-1]))
+        turning = heads[:, :, : n_heads + n_kv_heads]
+        cos, sin = table[:, at].unsqueeze(3)
+        # Feature i is paired with feature i + d/2. Float32 throughout, since the table is, and rounded once.
+        turning.copy_(torch.addcmul(turning * cos, turning.roll(table.shape[-1] // 2, dims=-1), sin))
+        if store is not None:
+            keys, values, slots = store
+            _, fresh_keys, fresh_values = heads.transpose(1, 2).split([n_heads, n_kv_heads, n_kv_heads], dim=1)
+            into = (slots[:, None, None], torch.arange(n_kv_heads, device=qkv.device)[:, None], at[:, None])
+            keys[into], values[into] = fresh_keys, fresh_values
 
     def gated(self, linear: nn.Module, normed: Float[Tensor, "b q w"]) -> Float[Tensor, "b q f"]:
         """SiLU of the first half of the product times the second."""

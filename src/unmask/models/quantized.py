@@ -5,15 +5,13 @@ layers of the blocks are quantised. Embedding and head stay in the model's dtype
 embedding, and the head makes the logits, whose margins decide commits. Activations are never rounded.
 
 On a CUDA device with Triton, a few rows are multiplied with the stored bytes themselves (kernels/quantized.py). For
-many rows, and on any other device, the weights are widened first. The time depends on the rows. On one H200, with the
-shapes of LLaDA-8B, the products take 0.7 of their time in bfloat16 with 32 rows (a block of 32, a batch of one), about
-the same with 64, 1.7 times as long with 256 (a batch of eight), a tenth to a fifth longer with 4,096 (a refresh). So
-quantisation serves small batches with a cache, and models that would not fit otherwise.
+many rows, and on any other device, the weights are widened first. So quantisation serves small batches with a cache,
+and models that would not fit otherwise; docs/performance.md has the figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -44,16 +42,14 @@ def check_format(quantize: str | None, device: torch.device) -> None:
 
 def quantize_rows(weight: Float[Tensor, "n k"], kind: torch.dtype) -> tuple[Num[Tensor, "n k"], Float[Tensor, " n"]]:
     """The nearest stored numbers, and the scale of each row: its largest weight becomes the largest number."""
-    pieces = [_quantize_piece(piece, kind) for piece in weight.split(_PIECE)]
-    return torch.cat([stored.view(torch.int8) for stored, _ in pieces]).view(kind), torch.cat([s for _, s in pieces])
-
-
-def _quantize_piece(weight: Float[Tensor, "n k"], kind: torch.dtype) -> tuple[Num[Tensor, "n k"], Float[Tensor, " n"]]:
-    wide, largest = weight.float(), _LARGEST[kind]
-    scale = wide.abs().amax(1) / largest
-    ratio = wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    ratio = ratio if kind.is_floating_point else ratio.round()
-    return ratio.clamp(-largest, largest).to(kind), scale
+    largest = _LARGEST[kind]
+    stored, scale = torch.empty_like(weight, dtype=kind), weight.new_empty(len(weight), dtype=torch.float32)
+    for piece, into, scales in zip(weight.split(_PIECE), stored.split(_PIECE), scale.split(_PIECE), strict=True):
+        wide = piece.float()
+        scales.copy_(wide.abs().amax(1) / largest)
+        ratio = wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+        into.copy_((ratio if kind.is_floating_point else ratio.round()).clamp(-largest, largest))
+    return stored, scale
 
 
 def interleave(stored: Num[Tensor, "n k"]) -> Num[Tensor, "n kk"]:
@@ -107,59 +103,27 @@ class QuantizedLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         """The buffers move to another device with the model, but `model.to(dtype)` leaves their dtypes alone."""
-        kept = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)
-        for name, buffer in kept.items():
-            after = getattr(self, name)
-            if after.dtype != buffer.dtype:
-                setattr(self, name, buffer.to(after.device))
-        return self
+        return super()._apply(lambda x: fn(x) if isinstance(x, nn.Parameter) else x.to(fn(x).device), recurse)
 
     def forward(self, x: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows n"]:
         return product(x, self.stored, self.scale, self.bias, self.arrived)
 
 
 def bytes_to_load(model: nn.Module, quantize: str | None) -> int:
-    """Memory to load a model: with `quantize`, the quantised model and one block that is not quantised yet."""
-    needed = _bytes(model)
+    """Memory to load a model: with `quantize`, the quantised model and one layer that is not quantised yet."""
+    needed = sum(parameter.nbytes for parameter in model.parameters())
     if quantize is None:
         return needed
-    blocks = blocks_of(model)
-    saved = sum(_bytes_saved(linear) for block in blocks for _, _, linear in _linears(block))
-    return needed - saved + max(_bytes(block) for block in blocks)
+    linears = linears_of(model)
+    for linear in linears:
+        n, k = linear.weight.shape
+        needed += n * (k + -k % _GRAIN + 4) - linear.weight.nbytes  # a byte for each input, and a scale
+    return needed + max(linear.weight.nbytes for linear in linears)
 
 
-def quantized_layers(block: nn.Module, quantize: str) -> Iterator[tuple[nn.Module, str, QuantizedLinear]]:
-    """A replacement for every linear layer of a block, with the module and the attribute where it belongs.
-
-    The layers that are to be replaced lose their weights.
-    """
-    for parent, name, linear in _linears(block):
-        yield parent, name, QuantizedLinear(linear, quantize)
-        linear.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def linears_of(model: nn.Module) -> list[nn.Linear]:
+    """The layers that are quantised."""
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
-        raise UnmaskError(
-            f"quantize needs a model with its layers in a ModuleList `blocks`; {type(model).__name__} has none"
-        )
-    return list(blocks)
-
-
-def _linears(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    for parent in block.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, nn.Linear):
-                yield parent, name, child
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in module.parameters())
-
-
-def _bytes_saved(linear: nn.Linear) -> int:
-    """Bytes by which the quantised layer is smaller."""
-    n, k = linear.weight.shape
-    return linear.weight.nbytes - n * (k + -k % _GRAIN + 4)
+        raise UnmaskError(f"quantize needs layers in a ModuleList `blocks`; {type(model).__name__} has none")
+    return [module for module in blocks.modules() if isinstance(module, nn.Linear)]

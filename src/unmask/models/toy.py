@@ -6,18 +6,15 @@ are wrong until the letter on their left is committed. So the order of commits m
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from torch import Tensor
 
-from unmask.cache.base import PassPlan
-from unmask.cache.storage import KVCache
-from unmask.models.attention import picked
-from unmask.models.base import Capabilities, LoadedModel, ModelSpec, Prediction
+from unmask.models.base import Capabilities, LoadedModel, ModelSpec, PassInputs, Prediction
 from unmask.models.checkpoint.tokenizer import TextCodec
 
 SENTENCE = (
@@ -40,13 +37,9 @@ def _byte_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in (MASK, END, TURN, SEPARATOR)]
-    )
-    separator = tokenizer.token_to_id(SEPARATOR)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {SEPARATOR}", special_tokens=[(SEPARATOR, separator)]
-    )
+    tokenizer.add_special_tokens([MASK, END, TURN, SEPARATOR])
+    special = [(SEPARATOR, tokenizer.token_to_id(SEPARATOR))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {SEPARATOR}", special_tokens=special)
     return tokenizer
 
 
@@ -73,36 +66,22 @@ class Toy:
         sentence = codec.encode(SENTENCE, special=False)
         draws = torch.Generator().manual_seed(0)
         self._answer = torch.tensor([*sentence, ids[END]], device=device)
-        self._decoy = torch.tensor(sentence, device=device)[
-            torch.randint(len(sentence), (PERIOD,), generator=draws).to(device)
-        ]
+        self._decoy = torch.tensor(sentence)[torch.randint(len(sentence), (PERIOD,), generator=draws)].to(device)
         self._difficulty = (4.0 * torch.rand(PERIOD, generator=draws)).to(device)
         self._confused = (torch.rand(PERIOD, generator=draws) < 0.2).to(device)
         self._noise = torch.rand(PERIOD, self.spec.vocab_size, generator=draws).to(device)
 
-    def predict(
-        self,
-        tokens: Int[Tensor, "b n"],
-        *,
-        plan: PassPlan | None = None,
-        at: Int[Tensor, "b k"] | None = None,
-        cache: KVCache | None = None,
-        block_size: int | None = None,
-        attention_layers: range | None = None,
-        shadow: Int[Tensor, "b s"] | None = None,
-        states: bool = False,
-    ) -> Prediction:
+    def predict(self, tokens: Int[Tensor, "b n"], **asked: Any) -> Prediction:
         """See base.py. The toy has neither states nor keys: every cache gives the same tokens."""
-        del cache, block_size, states
-        visible = torch.ones_like(tokens, dtype=torch.bool)
-        if plan is not None:
-            visible = torch.arange(tokens.shape[1], device=tokens.device) < plan.visible[:, None]
-            at = plan.positions if at is None and not plan.self_contained else at
-        logits = self._logits(tokens, visible)
+        inputs = PassInputs.of(tokens, **asked)
+        plan, at, shadow = inputs.plan, inputs.at, inputs.shadow
+        visible = torch.arange(tokens.shape[1], device=tokens.device) < plan.visible[:, None]
+        at = plan.positions if at is None and not plan.self_contained else at
+        logits, row = self._logits(tokens, visible), torch.arange(len(tokens), device=tokens.device)[:, None]
         return Prediction(
-            logits=picked(logits, at),
-            attention=_nearby(visible) if attention_layers is not None else None,
-            shadow_logits=None if shadow is None else picked(logits, shadow),
+            logits=logits if at is None else logits[row, at],
+            attention=None if inputs.attention_layers is None else _nearby(visible),
+            shadow_logits=None if shadow is None else logits[row, shadow],
         )
 
     def _logits(self, tokens: Int[Tensor, "b n"], visible: Bool[Tensor, "b n"]) -> Float[Tensor, "b n v"]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -17,9 +17,10 @@ from torch import Tensor
 from unmask.device import out_of_memory
 from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.options import check_bounds
+from unmask.options import parameter as parameter  # for policies, as Decision and StepView are
 from unmask.policies.memory import check_state
 from unmask.registry import Registry
-from unmask.rules.selection import open_scores
+from unmask.rules.selection import best_if_none
 from unmask.types import Decision, StepView
 
 
@@ -61,11 +62,24 @@ WHOLE_CANVAS = frozenset({"sequence_logits", "attention", "shadow"})  # only pas
 NEEDS = WHOLE_CANVAS | {"uniform"}
 
 registry: Registry[Policy] = Registry("policy", "unmask.policies")
+name_of = registry.name_of
 
 
 def register(name: str) -> Callable[[type[P]], type[P]]:
     """Class decorator that makes a policy known by name."""
     return registry.register(name)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def policy(name: str, **facts: Any) -> Callable[[type[P]], type[P]]:
+    """Class decorator of our own policies: registers a frozen dataclass, with `facts` in place of those of `Base`."""
+
+    def add(cls: type[P]) -> type[P]:
+        for fact, value in facts.items():
+            setattr(cls, fact, value)
+        return register(name)(dataclass(frozen=True, slots=True, kw_only=True)(cls))
+
+    return add
 
 
 def get(name: str, **params: Any) -> Policy:
@@ -87,18 +101,13 @@ def owner_of(parameter: str) -> str | None:
     return None
 
 
-def name_of(policy: object) -> str:
-    """The name by which `get` finds the policy's class."""
-    return registry.name_of(policy)  # ty: ignore[invalid-argument-type]
-
-
-def describe(policy: object) -> dict[str, Any]:
+def describe(policy: Policy) -> dict[str, Any]:
     """The policy as plain data: `get(**describe(policy)) == policy`."""
     parameters = fields(policy) if is_dataclass(policy) else ()
     return {"name": name_of(policy)} | {field.name: getattr(policy, field.name) for field in parameters}
 
 
-def needs_of(policy: object) -> frozenset[str]:
+def needs_of(policy: Policy) -> frozenset[str]:
     """What the policy must see beyond the logits of its block; a policy without `needs` needs nothing."""
     needs = frozenset(getattr(policy, "needs", ()))
     for need in needs - NEEDS:
@@ -106,17 +115,20 @@ def needs_of(policy: object) -> frozenset[str]:
     return needs
 
 
-def remasks(policy: object) -> bool:
+def remasks(policy: Policy) -> bool:
     """Whether the policy may open decoded positions again."""
     return getattr(policy, "remasks", False)
 
 
-def is_pure(policy: object) -> bool:
+def is_pure(policy: Policy) -> bool:
     """Whether a CUDA graph can capture the policy's decisions: it says so, and is hashable."""
-    return _speaks_of(policy, "pure") and bool(getattr(policy, "pure", False)) and _hashable(policy)
+    with contextlib.suppress(TypeError):
+        hash(policy)
+        return _speaks_of(policy, "pure") and bool(getattr(policy, "pure", False))
+    return False
 
 
-def most_commits(policy: object, open_now: int, step: int) -> int:
+def most_commits(policy: Policy, open_now: int, step: int) -> int:
     """How many of a row's open positions a pass may commit, as far as the policy knows before it has seen the logits.
 
     `step`: decisions already made in the block (one a pass, unless guesses are verified).
@@ -130,7 +142,7 @@ def most_commits(policy: object, open_now: int, step: int) -> int:
         raise WorkFailed(f"the policy {name_of(policy)} failed in most_commits: {one_line(error)}") from error
 
 
-def _speaks_of(policy: object, name: str, *methods: str) -> bool:
+def _speaks_of(policy: Policy, name: str, *methods: str) -> bool:
     """Whether the policy's attribute holds for these methods, or for all if none is named.
 
     A class that overrides one of them must define the attribute again.
@@ -142,14 +154,6 @@ def _speaks_of(policy: object, name: str, *methods: str) -> bool:
         if any(method in own for method in methods or own):
             return False
     return False
-
-
-def _hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
@@ -164,32 +168,30 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Decision):
         raise WorkFailed(f"the policy {name} must answer (Decision, state), got {type(answer).__name__}")
     (b, k), device = view.masked.shape, view.masked.device
-    for part, (sides, dtypes) in _PARTS.items():
+    for part, (sides, dtype) in _PARTS.items():
         value, expected = getattr(answer[0], part), (b, k, k)[:sides]
         if value is None and part not in ("commit", "score"):
             continue
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise WorkFailed(f"the policy {name} gave {found} for {part}, not a tensor of shape {expected}")
-        if value.dtype not in dtypes:
-            raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not {dtypes[0]}")
+        if not torch.can_cast(value.dtype, dtype):
+            raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not {dtype}")
         if value.device != device:
             raise WorkFailed(f"the policy {name} gave a tensor on {value.device} for {part}, not on {device}")
     check_state(answer[1], name, b, device)
     return answer
 
 
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, *_WHOLE)
-# Of each part of a decision: how many sides the tensor has, of (b, k, k), and its dtypes.
+# Of each part of a decision: how many sides the tensor has, of (b, k, k), and a dtype that can hold its values.
 _PARTS = {
-    "commit": (2, (torch.bool,)),
-    "remask": (2, (torch.bool,)),
-    "wait": (1, (torch.bool,)),
-    "tokens": (2, _WHOLE),
-    "score": (2, _REAL),
-    "intensity": (2, _REAL),
-    "overlap": (3, _REAL),
+    "commit": (2, torch.bool),
+    "remask": (2, torch.bool),
+    "wait": (1, torch.bool),
+    "tokens": (2, torch.int64),
+    "score": (2, torch.float32),
+    "intensity": (2, torch.float32),
+    "overlap": (3, torch.float32),
 }
 
 
@@ -201,18 +203,13 @@ def with_progress(
     `first`: the columns in which each row must commit one; None: any column will do.
     """
     commit = decision.commit & masked
-    if masked.shape[1] == 0:
-        return commit
-    progress, here = (commit, masked) if first is None else (commit & first, masked & first)
-    best = open_scores(decision.score, here).argmax(-1, keepdim=True)
-    best_open = here & (torch.arange(masked.shape[1], device=masked.device) == best)
-    needs_none = progress.any(-1) if decision.wait is None else progress.any(-1) | decision.wait
-    return commit | (best_open & ~needs_none[:, None])
+    here = masked if first is None else masked & first
+    added = best_if_none(commit & here, decision.score, here)
+    return commit | (added if decision.wait is None else added & ~decision.wait[:, None])
 
 
-def require(view: StepView, need: str, policy: str) -> Tensor:
+def require(view: StepView, name: str, policy: str) -> Tensor:
     """What the policy needs from the view, or an error that names it."""
-    name = "shadow_logits" if need == "shadow" else need
     value = getattr(view, name)
     if value is None:
         raise UnmaskError(f"the policy {policy} needs {name}, and the view has none")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import confidence, eligible
 from unmask.rules.selection import rank_of
-from unmask.types import Decision, StepView
 
 
-@register("bound")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("bound", pure=True)
 class Bound(Base):
     """Commit above `threshold`, or above both `floor` and 1 - `factor` / (rank + 2), with ranks from 0 (Nemotron)."""
-
-    pure = True
 
     threshold: float = parameter(0.9, within="(0, 1]")
     floor: float = parameter(0.45, within="[0, 1]")

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import confidence, decoded
-from unmask.types import Decision, StepView
 
 
-@register("context_threshold")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("context_threshold", pure=True)
 class ContextThreshold(Base):
     """Commit at `threshold` times 1 - `relaxation` x the share that is filled (Streaming-dLLM).
 
     It is the share of the decoded positions of the block among these and all masks that are left.
     """
-
-    pure = True
 
     threshold: float = parameter(0.9, within="(0, 1]")
     relaxation: float = parameter(0.3, within="[0, 1]")

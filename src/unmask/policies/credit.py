@@ -9,10 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask import rules
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.memory import carried
-from unmask.types import Decision, StepView
+from unmask.policies.scores import probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,7 @@ class Credits:
     credit: Float[Tensor, "b k v"]
 
 
-@register("credit")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("credit")
 class Credit(Base):
     """Commit at `threshold`, on logits raised for tokens that were the likeliest in earlier passes too (dInfer)."""
 
@@ -41,6 +39,6 @@ class Credit(Base):
         raised = logits + self.weight * credit.log1p()
         # A token that was drawn stays; the likeliest token may be another one on the raised logits.
         tokens = torch.where(view.proposed == best, raised.argmax(-1), view.proposed)
-        score = rules.probability_of(tokens.long() * view.masked, raised).where(view.masked, 0.0)
+        score = probability(view, tokens, view.masked, raised)
         commit = view.masked & (score >= self.threshold)
         return Decision(commit=commit, score=score, tokens=tokens), Credits(credit)

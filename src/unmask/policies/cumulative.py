@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import confidence, eligible
 from unmask.rules.selection import best_scored, order_of
-from unmask.types import Decision, StepView
 
 
-@register("cumulative")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("cumulative", pure=True)
 class Cumulative(Base):
     """Commit the most confident positions, as many as keep the product of their confidences at `threshold` or above."""
-
-    pure = True
 
     threshold: float = parameter(0.9, within="(0, 1]")
 

@@ -6,31 +6,23 @@ more dependence is tolerated. The constants 0.9 and one half of the staged varia
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.device import widest_float
-from unmask.options import parameter
-from unmask.policies.base import Base, register, require
-from unmask.policies.scores import confidence, eligible
-from unmask.policies.sequence import among, block_attention, block_positions
+from unmask.policies.base import Base, Decision, StepView, parameter, policy, require
+from unmask.policies.scores import block_positions, confidence, eligible
 from unmask.rules.selection import compatible
-from unmask.types import Decision, StepView
 
 
-@register("dapd")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("dapd", needs=frozenset({"attention"}))
 class Dapd(Base):
     """Commit positions by confidence times degree, each unless it depends on a position already taken (DAPD).
 
     'staged' adds every confident position once half of the generation is decoded; 'direct' adds certain positions,
     which take no part in conflicts.
     """
-
-    needs = frozenset({"attention"})
 
     tau_min: float = parameter(0.01, within="[0, 1]")
     tau_max: float = parameter(0.05, within="[0, 1]")
@@ -63,7 +55,7 @@ class Dapd(Base):
         attention = require(view, "attention", "dapd")
         attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
         at = block_positions(view, attention.shape[1])
-        mutual = among(block_attention(attention, at), at)
+        mutual = attention.take_along_dim(at[:, :, None], 1).take_along_dim(at[:, None, :], 2)
         mutual = (mutual + mutual.transpose(1, 2)) / 2
         itself = torch.eye(at.shape[1], dtype=torch.bool, device=at.device)
         return mutual.where(view.masked[:, :, None] & view.masked[:, None, :] & ~itself, 0.0)

@@ -7,31 +7,23 @@ DAWN's constant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask import rules
 from unmask.device import widest_float
-from unmask.options import parameter
-from unmask.policies.base import Base, register, require
-from unmask.policies.scores import confidence
-from unmask.policies.sequence import among, block_attention, block_positions, over_positions
+from unmask.policies.base import Base, Decision, StepView, parameter, policy, require
+from unmask.policies.scores import block_positions, confidence, over_positions
 from unmask.rules.selection import compatible
-from unmask.types import Decision, StepView
 
 CONFIDENT = 0.9
 LAYERS = 4
 
 
-@register("dawn")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("dawn", needs=frozenset({"sequence_logits", "attention"}))
 class Dawn(Base):
     """Commit confident positions, positions that depend on an anchor, and a conflict-free choice of the rest (DAWN)."""
-
-    needs = frozenset({"sequence_logits", "attention"})
 
     tau_sink: float = parameter(0.01, within="[0, 1]")
     tau_edge: float = parameter(0.07, within="(0, 1]")
@@ -47,8 +39,12 @@ class Dawn(Base):
         at = block_positions(view, sequence_logits.shape[1])
         attention = view.working(require(view, "attention", "dawn"))
         length = torch.full_like(view.start, attention.shape[1]) if view.length is None else view.length
-        depends = self._dependence(attention, length, at)
-        within = among(depends, at)
+        # Strong attention is dependence, on anything but a sink. That a position may depend on itself has no effect:
+        # none is both free and settled.
+        received = attention.sum(1, dtype=widest_float(attention.device)) / length[:, None]
+        sink = received.to(attention.dtype) > self.tau_sink
+        depends = (attention.take_along_dim(at[:, :, None], 1) >= self.tau_edge) & ~sink[:, None, :]
+        within = depends.take_along_dim(at[:, None, :], 2)
 
         score = confidence(view)
         confident = view.masked & (score >= CONFIDENT)
@@ -59,17 +55,6 @@ class Dawn(Base):
         free = free & ~(within & settled[:, None, :]).any(-1)
         apart = compatible(free, score, within | within.transpose(1, 2))
         return Decision(commit=confident | induced | apart, score=score), None
-
-    def _dependence(
-        self, attention: Float[Tensor, "b n n"], length: Int[Tensor, " b"], at: Int[Tensor, "b k"]
-    ) -> Bool[Tensor, "b k n"]:
-        """Which positions each position of the block depends on: strong attention, to anything but a sink.
-
-        That a position may depend on itself has no effect: no position is both free and settled.
-        """
-        received = attention.sum(1, dtype=widest_float(attention.device)) / length[:, None]
-        sink = received.to(attention.dtype) > self.tau_sink
-        return (block_attention(attention, at) >= self.tau_edge) & ~sink[:, None, :]
 
 
 def _anchors(view: StepView, sequence_logits: Float[Tensor, "b n v"]) -> Bool[Tensor, "b n"]:

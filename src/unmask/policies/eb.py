@@ -5,15 +5,11 @@ The budget bounds the sum of the committed entropies less the largest one, an up
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from unmask.options import parameter
 from unmask.policies import scores
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.rules.selection import best_scored, order_of
-from unmask.types import Decision, StepView
 
 ORDERS = {
     "entropy": lambda view: -scores.entropy(view),
@@ -22,12 +18,9 @@ ORDERS = {
 }
 
 
-@register("eb")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("eb", pure=True)
 class EB(Base):
     """Commit the best positions while the sum of their entropies, less the largest, is within `gamma` (EB-Sampler)."""
-
-    pure = True
 
     gamma: float = parameter(0.1, within="[0, inf)")
     order: str = parameter("entropy", choices=tuple(ORDERS))

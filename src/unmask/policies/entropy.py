@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask import rules
 from unmask.policies import scores
-from unmask.policies.base import register
+from unmask.policies.base import StepView, policy
 from unmask.policies.schedule import Scheduled
-from unmask.types import StepView
 
 
-@register("entropy")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("entropy", pure=Scheduled.pure)
 class Entropy(Scheduled):
     """Commit the positions whose distributions have the lowest entropy (Dream)."""
-
-    pure = Scheduled.pure
 
     def score(self, view: StepView) -> Float[Tensor, "b k"]:
         if self.schedule == "even":

@@ -12,11 +12,9 @@ import copyreg
 import hashlib
 import importlib
 import sys
-from collections.abc import Collection, Generator
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from unmask.errors import UnknownName, UnmaskError, one_line
 from unmask.policies.base import Policy, describe, get, registry
@@ -32,13 +30,9 @@ def named(policy: str) -> str:
         return policy
     module = _module(Path(file).expanduser().absolute())
     found = getattr(module, kind, None)
-    if not isinstance(found, type):
-        classes = [
-            name for name, value in vars(module).items() if _is_policy(value) and value.__module__ == module.__name__
-        ]
-        raise UnknownName(f"class of {file}", kind, classes, listed_as="policies there")
     if not _is_policy(found):
-        raise UnmaskError(f"{kind} of {file} is no policy: it has no method select(view, state)")
+        there = [name for name, one in vars(module).items() if _is_policy(one) and one.__module__ == module.__name__]
+        raise UnknownName(f"policy of {file}", kind, there, listed_as="classes there with a method select")
     name = f"{Path(file).name}:{kind}@{module.__name__.rpartition('_')[2]}"
     registry.adopt(name, found)
     # A process elsewhere, such as a replica on a cluster, loads the file for itself.
@@ -50,61 +44,52 @@ def _again(policy: str, described: dict[str, Any]) -> Policy:
     return get(**described | {"name": named(policy)})
 
 
-def _is_policy(value: object) -> bool:
+def _is_policy(value: object) -> TypeGuard[type[Policy]]:
     return isinstance(value, type) and callable(getattr(value, "select", None))
-
-
-def _module(path: Path) -> ModuleType:
-    """The file as a module, run once for each version of it."""
-    try:
-        sources = _sources(path)
-    except OSError as error:
-        raise UnmaskError(f"cannot read the policy {path}: {error.strerror}") from error
-    name = f"unmask_{path.stem}_{hashlib.blake2b(b''.join(sources.values()), digest_size=4).hexdigest()}"
-    source = sources.pop(path)
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = spec_from_loader(name, None, origin=str(path))
-    assert spec is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
-    module.__file__ = str(path)
-    try:
-        with _beside(path, sources):
-            exec(compile(source, str(path), "exec"), vars(module))
-    except Exception as error:
-        del sys.modules[name]
-        raise UnmaskError(f"the policy {path} failed: {type(error).__name__}: {one_line(error)}") from error
-    return module
-
-
-def _sources(path: Path) -> dict[Path, bytes]:
-    """The file, and every module beside it that it imports, also through another one."""
-    found, left = {path: path.read_bytes()}, [path]
-    while left:
-        with contextlib.suppress(SyntaxError, ValueError):  # told when the file is run
-            for node in ast.walk(ast.parse(found[left.pop()])):
-                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                for file in (path.parent / f"{name.partition('.')[0]}.py" for name in names):
-                    if file not in found and file.is_file():
-                        found[file] = file.read_bytes()
-                        left.append(file)
-    return found
 
 
 _imported: set[Path] = set()  # modules beside rules
 
 
-@contextlib.contextmanager
-def _beside(path: Path, modules: Collection[Path]) -> Generator[None]:
-    """Imports find the modules beside the file first, as those of a script do, and anew: they may have changed."""
-    for file in modules:
+def _module(path: Path) -> ModuleType:
+    """The file as a module, run once for each version of it.
+
+    Its imports find the modules beside it first, as those of a script do, and anew: they may have changed.
+    """
+    try:
+        sources = _sources(path)
+    except OSError as error:
+        raise UnmaskError(f"cannot read the policy {path}: {error.strerror}") from error
+    name = f"unmask_{path.stem}_{hashlib.blake2b(b''.join(sources.values()), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = sys.modules[name] = ModuleType(name)  # dataclasses look their module up
+    module.__file__ = str(path)
+    source = sources.pop(path)
+    for file in sources:
         if Path(getattr(sys.modules.get(file.stem), "__file__", None) or "") in _imported:
             del sys.modules[file.stem]
-    _imported.update(modules)
+    _imported.update(sources)
     sys.path.insert(0, str(path.parent))
     importlib.invalidate_caches()
     try:
-        yield
+        exec(compile(source, str(path), "exec"), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        raise UnmaskError(f"the policy {path} failed: {type(error).__name__}: {one_line(error)}") from error
     finally:
         sys.path.remove(str(path.parent))
+    return module
+
+
+def _sources(path: Path) -> dict[Path, bytes]:
+    """The file, and every module beside it that it imports, also through another one."""
+    found = [path]
+    for file in found:  # grows meanwhile
+        with contextlib.suppress(SyntaxError, ValueError):  # told when the file is run
+            for node in ast.walk(ast.parse(file.read_bytes())):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                beside = (path.parent / f"{name.partition('.')[0]}.py" for name in names)
+                found += [other for other in beside if other not in found and other.is_file()]
+    return {file: file.read_bytes() for file in found}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import confidence, decoded, eligible, likeliest
 from unmask.rules.selection import best_scored, rank_of
-from unmask.types import Decision, StepView
 
 
-@register("hierarchical")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("hierarchical")
 class Hierarchical(Base):
     """Commit above `threshold`, and the best of every run of masks if it is above `low_threshold` (dInfer)."""
 

@@ -8,25 +8,18 @@ most `risk` times p. The pivot waits where the text grows so fast that the next 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.options import parameter
-from unmask.policies.base import Base, register
-from unmask.policies.scores import confidence, decoded, eligible, entropy
-from unmask.types import Decision, StepView
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
+from unmask.policies.scores import confidence, decoded, eligible, entropy, standing_tokens
 
 
-@register("joint")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("joint", pure=True)
 class Joint(Base):
     """Commit every token that is wrong with a chance of at most `risk`, and one more unless it had better wait."""
-
-    pure = True
 
     risk: float = parameter(0.04, within="[0, 1)")
 
@@ -60,5 +53,5 @@ def distance_to_decided(uncertain: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
 
 def ends_of_runs(view: StepView) -> Bool[Tensor, "b k"]:
     """Where the next position has another token, so that a run of one token, such as the end of a text, counts once."""
-    text = view.proposed if view.tokens is None else view.proposed.where(view.masked, view.tokens)
+    text = view.proposed.where(view.masked, standing_tokens(view))
     return pad(text[:, 1:] != text[:, :-1], (0, 1), value=True)

@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask import rules
 from unmask.device import widest_float
-from unmask.options import parameter
-from unmask.policies.base import Base, register, require
+from unmask.policies.base import Base, Decision, StepView, parameter, policy, require
 from unmask.policies.memory import carried
-from unmask.policies.scores import confidence, eligible
-from unmask.policies.sequence import block_positions, over_positions
+from unmask.policies.scores import block_positions, confidence, eligible, over_positions
 from unmask.rules.selection import best_scored
-from unmask.types import Decision, StepView
 
 EPSILON = 1e-12
 
@@ -34,12 +31,9 @@ class Drift:
     masks: Int[Tensor, " b"]  # open when the row's block began
 
 
-@register("klass")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("klass", needs=frozenset({"sequence_logits"}))
 class Klass(Base):
     """Commit every position that is stable and confident, else the most confident ones (KLASS)."""
-
-    needs = frozenset({"sequence_logits"})
 
     confidence: float = parameter(0.6, within="(0, 1]")
     kl: float = parameter(0.015, within="(0, inf)")
@@ -55,34 +49,20 @@ class Klass(Base):
         recent = torch.cat([before[..., 1:], divergence[..., None]], dim=-1)
 
         at = block_positions(view, logits.shape[1])
-        stable = (recent < self.kl).all(-1).gather(1, at)
-        score = confidence(view)
-        ready = eligible(view) & stable & self._confident(view, score, likeliest.gather(1, at))
+        score, candidates, tokens, count = confidence(view), eligible(view), None, 1
         masks = carried(state, "masks", view, fresh=view.masked.sum(-1))
-        count = self._fallback_count(view, masks)
+        if self.convention == "dream":
+            confident = likeliest.gather(1, at) >= self.confidence
+            # A token is drawn only to choose where to commit, and the likeliest one is written.
+            tokens = torch.where(view.masked & ~candidates, view.proposed, view.logits.argmax(-1))
+        else:
+            confident = (score > self.confidence) & (view.step >= self.history - 1)[:, None]
+            if self.passes is not None:  # this pass's share of the block, whatever was committed beyond it
+                count = masks // self.passes + (view.step < masks % self.passes)
+        ready = candidates & confident & (recent < self.kl).all(-1).gather(1, at)
         commit = torch.where(ready.any(-1, keepdim=True), ready, best_scored(score, view.masked, count))
         # The state must not alias a buffer that the next forward pass may fill anew.
-        return Decision(commit=commit, score=score, tokens=self._tokens(view)), Drift(logits.clone(), recent, masks)
-
-    def _fallback_count(self, view: StepView, masks: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """LLaDA's share of the block for this pass, whatever was committed beyond it; one on Dream."""
-        if self.passes is None or self.convention == "dream":
-            return torch.ones_like(view.step)
-        return masks // self.passes + (view.step < masks % self.passes)
-
-    def _confident(
-        self, view: StepView, score: Float[Tensor, "b k"], likeliest: Float[Tensor, "b k"]
-    ) -> Bool[Tensor, "b k"]:
-        if self.convention == "dream":
-            return likeliest >= self.confidence
-        return (score > self.confidence) & (view.step >= self.history - 1)[:, None]
-
-    def _tokens(self, view: StepView) -> Int[Tensor, "b k"] | None:
-        """KLASS on Dream draws a token only to choose where to commit, and writes the likeliest one."""
-        if self.convention == "llada":
-            return None
-        ruled_out = view.masked & ~eligible(view)
-        return torch.where(ruled_out, view.proposed, view.logits.argmax(-1))
+        return Decision(commit=commit, score=score, tokens=tokens), Drift(logits.clone(), recent, masks)
 
 
 def _figures(now: Float[Tensor, "b n v"], before: Float[Tensor, "b n v"] | None = None) -> Float[Tensor, "b n 2"]:

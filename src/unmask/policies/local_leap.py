@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import confidence
-from unmask.types import Decision, StepView
 
 
-@register("local_leap")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("local_leap", pure=True)
 class LocalLeap(Base):
     """Commit at `threshold`, or at `relaxed_threshold` within `radius` of a position that meets it (LocalLeap)."""
-
-    pure = True
 
     threshold: float = parameter(0.9, within="(0, 1]")
     relaxed_threshold: float = parameter(0.75, within="(0, 1]")

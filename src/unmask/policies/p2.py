@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import confidence, decoded, standing
 from unmask.rules.selection import best_scored
-from unmask.types import Decision, StepView
 
 
-@register("p2")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("p2", remasks=True)
 class P2(Base):
     """After pass i of N keep the i/N of the block's positions with the likeliest tokens, and open the others (P2)."""
-
-    remasks = True
 
     passes: int | None = parameter(None, least=1)  # N, per block; None: one for each position
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import eligible, entropy
-from unmask.types import Decision, StepView
 
 
-@register("position_entropy")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("position_entropy", pure=True)
 class PositionEntropy(Base):
     """Commit where entropy plus `penalty` times the distance from the first mask is below `threshold` (WeDLM)."""
-
-    pure = True
 
     threshold: float = parameter(0.4, within="(0, inf)")
     penalty: float = parameter(0.02, within="[0, inf)")

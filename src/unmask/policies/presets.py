@@ -27,36 +27,26 @@ FAMILIES = {"llada": r"llada|^(toy|tiny)$", "dream": r"dream|diffucoder", "sdar"
 # Checkpoints of a family that have rows of their own, by the word in their names.
 CHECKPOINTS = {"llada": "1.5", "dream": "base"}
 
-PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
-    "mean_field": {
-        "llada": {"threshold": 0.85, "iterations": 2},
-        "dream": {"threshold": 0.95, "iterations": 2},
-    },
+# Policy -> family or checkpoint -> parameters and settings, which share no name, where they are not the defaults.
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "mean_field": {"llada": {"block_size": 20}, "dream": {"threshold": 0.95, "block_size": 20}},
     "random": {"dream": {"schedule": "dream"}},
     "entropy": {"dream": {"schedule": "dream"}},
     "margin": {"dream": {"schedule": "dream"}},
-    "threshold": {"llada": {"threshold": 0.9}, "dream": {"threshold": 0.9}, "sdar": {"threshold": 0.9}},
     "klass": {
-        "llada": {"confidence": (0.6, 0.6, 0.9, 0.7), "kl": (0.015, 0.01, 0.01, 0.01), "convention": "llada"},
-        "dream": {"confidence": (0.9, 0.9, 0.8, 0.9), "kl": (0.001, 0.005, 0.001, 0.001), "convention": "dream"},
+        "llada": {"confidence": (0.6, 0.6, 0.9, 0.7), "kl": (0.015, 0.01, 0.01, 0.01), "block_size": 64},
+        "dream": {"confidence": (0.9, 0.9, 0.8, 0.9), "kl": (0.001, 0.005, 0.001, 0.001), "convention": "dream"}
+        | {"block_size": 256, "temperature": 0.2, "top_p": 0.95},
     },
-    "local_leap": {
-        "llada": {"threshold": 0.9, "relaxed_threshold": 0.75, "radius": 4},
-        "dream": {"threshold": 0.9, "relaxed_threshold": 0.8, "radius": 4},
-    },
+    "local_leap": {"dream": {"relaxed_threshold": 0.8}},
     "dapd": {"llada": {"tau_max": (0.05, 0.05, 0.15, 0.15)}, "dream": {"tau_max": (0.05, 0.05, 0.15, 0.15)}},
     "wino": {"llada": {"draft_threshold": (0.6, 0.7, 0.7, 0.8)}},
     "dawn": {
-        "llada": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": (0.75, 0.75, 0.8, 0.7)},
-        "llada-1.5": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": (0.75, 0.75, 0.8, 0.75)},
+        "llada": {"tau_low": (0.75, 0.75, 0.8, 0.7)},
+        "llada-1.5": {"tau_low": (0.75, 0.75, 0.8, 0.75)},
         "dream": {"tau_sink": 0.03, "tau_edge": 0.1, "tau_induce": 0.75, "tau_low": 0.8},
         "dream-base": {"tau_sink": 0.03, "tau_edge": 0.05, "tau_induce": 0.75, "tau_low": (0.75, 0.8, 0.8, 0.8)},
     },
-}
-
-SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "mean_field": {"llada": {"block_size": 20}, "dream": {"block_size": 20}},
-    "klass": {"llada": {"block_size": 64}, "dream": {"block_size": 256, "temperature": 0.2, "top_p": 0.95}},
 }
 
 
@@ -100,24 +90,24 @@ def preset(name: str, model: str, task: str | None = None) -> Policy:
 
     A policy for which nothing was published gets its defaults.
     """
-    return get(name, **_row(PARAMETERS, name, model, task))
+    row = _row(name, model, task)
+    return get(name, **{key: value for key, value in row.items() if key not in Settings.__slots__})
 
 
 def preset_settings(name: str, model: str, task: str | None = None) -> dict[str, Any]:
     """The fields of `Settings` that belong to the preset of that name."""
     registry.find(name)
-    return _row(SETTINGS, name, model, task)
+    return {key: value for key, value in _row(name, model, task).items() if key in Settings.__slots__}
 
 
-def _row(table: dict[str, dict[str, dict[str, Any]]], name: str, model: str, task: str | None) -> dict[str, Any]:
-    task = task.lower() if task else None
-    if task is not None and task not in TASKS:
+def _row(name: str, model: str, task: str | None) -> dict[str, Any]:
+    task = (task or "gsm8k").lower()
+    if task not in TASKS:
         raise UnknownName("task of a preset", task, TASKS)
     family, checkpoint = _family_and_checkpoint(model)
-    rows = table.get(name, {})
+    rows = PRESETS.get(name, {})
     row = rows.get(checkpoint, rows.get(family, {}))
-    column = TASKS[task or "gsm8k"]
-    return {key: value[column] if isinstance(value, tuple) else value for key, value in row.items()}
+    return {key: value[TASKS[task]] if isinstance(value, tuple) else value for key, value in row.items()}
 
 
 def _family_and_checkpoint(model: str) -> tuple[str, str]:

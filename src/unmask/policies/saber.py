@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.memory import carried
 from unmask.policies.scores import confidence, decoded, eligible, likeliest
 from unmask.rules.selection import best_scored
-from unmask.types import Decision, StepView
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +24,15 @@ class Confidences:
     count: Int[Tensor, " b"]
 
 
-@register("saber")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("saber", remasks=True)
 class Saber(Base):
     """Commit above the mean confidence of the commits so far, at least `least`; reopen what fell most (Saber)."""
-
-    remasks = True
 
     least: int = parameter(2, least=1)
 
     def select(self, view: StepView, state: Confidences | None = None) -> tuple[Decision, Confidences]:
         score, candidates, filled = confidence(view), eligible(view), decoded(view)
-        memory = self._recalled(view, state, score)
+        memory = _recalled(view, state, score)
         known = memory.committed >= 0.0
         count = memory.count + known.sum(-1)
         mean = (memory.total + memory.committed.where(known, 0.0).sum(-1)) / count.clamp(min=1)
@@ -46,33 +41,22 @@ class Saber(Base):
         chosen = torch.where(enough, above, best_scored(score, candidates, self.least))
 
         now = torch.where(view.masked, score, likeliest(view))
-        taken_back = self._fallen(now - memory.before, view.masked, chosen, filled)
-        kept = Confidences(now, torch.where(chosen, score, memory.committed), memory.total, memory.count)
-        decision = Decision(commit=chosen & ~taken_back, score=score, remask=filled & taken_back)
-        return decision, kept
-
-    def _recalled(self, view: StepView, state: Confidences | None, score: Float[Tensor, "b k"]) -> Confidences:
-        """The memory at the beginning of this pass; the commits of a block that has ended are added up."""
-        never, none = torch.full_like(score, -1.0), torch.full_like(score, -torch.inf)
-        if state is None:
-            return Confidences(none, never, score.new_zeros(len(score)), view.step.new_zeros(len(score)))
-        known, begins = state.committed >= 0.0, view.step == 0
-        before, committed = carried(state, "before", view, fresh=none), carried(state, "committed", view, fresh=never)
-        total = state.total + (state.committed.where(known, 0.0).sum(-1)).where(begins, 0.0)
-        return Confidences(before, committed, total, state.count + known.sum(-1).where(begins, 0))
-
-    def _fallen(
-        self,
-        change: Float[Tensor, "b k"],
-        masked: Bool[Tensor, "b k"],
-        chosen: Bool[Tensor, "b k"],
-        filled: Bool[Tensor, "b k"],
-    ) -> Bool[Tensor, "b k"]:
-        """The filled or chosen positions whose top probability fell most since the pass before.
-
-        Fewer than are chosen, so that the block fills; none when the choice fills the block.
-        """
+        change = now - memory.before
+        # Fewer are taken back than are chosen, so that the block fills; none when the choice fills the block.
         size = chosen.sum(-1).clamp(min=self.least)
         most = torch.minimum(((size + 7) // 8).clamp(min=self.least // 2), size - 1)
-        most = most.where((masked & ~chosen).any(-1), 0)
-        return best_scored(-change, (chosen | filled) & (change.abs() < torch.inf), most)
+        most = most.where((view.masked & ~chosen).any(-1), 0)
+        fallen = best_scored(-change, (chosen | filled) & (change.abs() < torch.inf), most)
+        kept = Confidences(now, torch.where(chosen, score, memory.committed), memory.total, memory.count)
+        return Decision(commit=chosen & ~fallen, score=score, remask=filled & fallen), kept
+
+
+def _recalled(view: StepView, state: Confidences | None, score: Float[Tensor, "b k"]) -> Confidences:
+    """The memory at the beginning of this pass; the commits of a block that has ended are added up."""
+    never, none = torch.full_like(score, -1.0), torch.full_like(score, -torch.inf)
+    if state is None:
+        return Confidences(none, never, score.new_zeros(len(score)), view.step.new_zeros(len(score)))
+    ended = (state.committed >= 0.0) & (view.step == 0)[:, None]
+    before, committed = carried(state, "before", view, fresh=none), carried(state, "committed", view, fresh=never)
+    total = state.total + state.committed.where(ended, 0.0).sum(-1)
+    return Confidences(before, committed, total, state.count + ended.sum(-1))

@@ -12,36 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.errors import UnmaskError
-from unmask.options import parameter
-from unmask.policies.base import Base
+from unmask.policies.base import Base, Decision, StepView, parameter
 from unmask.policies.memory import carried
 from unmask.policies.scores import eligible
 from unmask.rules.selection import best_scored
-from unmask.types import Decision, StepView
-
-
-def even_count(view: StepView, passes: int) -> Int[Tensor, " b"]:
-    """Commits of this pass when a block is spread over `passes`, larger shares first; the last commits the rest."""
-    passes_left = (passes - view.step).clamp(min=1)
-    return (view.masked.sum(-1) + passes_left - 1) // passes_left
-
-
-def dream_odds(view: StepView, passes: Int[Tensor, " b"]) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
-    """Dream's share of the masks to commit in this pass, as numerator and denominator; 1 / 1 in the last pass.
-
-    On the time grid t(r) = 1 - 0.999 r / passes, the share 1 - t(r+1) / t(r) is 999 / (1000 passes - 999 r).
-    """
-    last = view.step >= passes - 1
-    return torch.where(last, 1, 999), torch.where(last, 1, 1000 * passes - 999 * view.step)
-
-
-def dream_count(view: StepView, passes: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """Dream's share of the masks, truncated: 0, 1, ..., 1, 2 with as many passes as masks.
-
-    Whole numbers keep the truncation exact: most shares are just below or just above 1.
-    """
-    numerator, denominator = dream_odds(view, passes)
-    return numerator * view.masked.sum(-1) // denominator
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +54,36 @@ class Scheduled(Base):
         raise NotImplementedError
 
     def select(self, view: StepView, state: BlockStart | None = None) -> tuple[Decision, BlockStart | None]:
-        score = self.score(view).where(eligible(view), -torch.inf)
-        if self.schedule == "dream":
-            passes, state = self._dream_passes(view, state)
-            commit = self._dream_commit(view, score, passes)
-            return Decision(commit=commit, score=score, wait=~commit.any(-1)), state
-        count = even_count(view, self.passes) if self.passes else self.tokens_per_pass
-        return Decision(commit=best_scored(score, view.masked, count), score=score), None
+        score, masks = self.score(view).where(eligible(view), -torch.inf), view.masked.sum(-1)
+        if self.schedule == "even":
+            count = self.tokens_per_pass
+            if self.passes is not None:  # larger shares first, and the rest in the last pass
+                passes_left = (self.passes - view.step).clamp(min=1)
+                count = (masks + passes_left - 1) // passes_left
+            return Decision(commit=best_scored(score, view.masked, count), score=score), None
 
-    def _dream_commit(
-        self, view: StepView, score: Float[Tensor, "b k"], passes: Int[Tensor, " b"]
+        if self.passes is None:
+            state = BlockStart(carried(state, "masks", view, fresh=masks))
+            passes = ((state.masks + self.tokens_per_pass - 1) // self.tokens_per_pass).clamp(min=1)
+        else:
+            passes = torch.full_like(view.step, self.passes)
+        commit = self.commit_on_grid(view, score, *dream_odds(view, passes))
+        return Decision(commit=commit, score=score, wait=~commit.any(-1)), state
+
+    def commit_on_grid(
+        self, view: StepView, score: Float[Tensor, "b k"], numerator: Int[Tensor, " b"], denominator: Int[Tensor, " b"]
     ) -> Bool[Tensor, "b k"]:
-        return best_scored(score, view.masked, dream_count(view, passes))
+        """Dream's share of the masks, truncated: 0, 1, ..., 1, 2 with as many passes as masks.
 
-    def _dream_passes(self, view: StepView, state: BlockStart | None) -> tuple[Int[Tensor, " b"], BlockStart | None]:
-        if self.passes is not None:
-            return torch.full_like(view.step, self.passes), None
-        masks = carried(state, "masks", view, fresh=view.masked.sum(-1))
-        passes = (masks + self.tokens_per_pass - 1) // self.tokens_per_pass
-        return passes.clamp(min=1), BlockStart(masks)
+        Whole numbers keep the truncation exact: most shares are just below or just above 1.
+        """
+        return best_scored(score, view.masked, numerator * view.masked.sum(-1) // denominator)
+
+
+def dream_odds(view: StepView, passes: Int[Tensor, " b"]) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """Dream's share of the masks to commit in this pass, as numerator and denominator; 1 / 1 in the last pass.
+
+    On the time grid t(r) = 1 - 0.999 r / passes, the share 1 - t(r+1) / t(r) is 999 / (1000 passes - 999 r).
+    """
+    last = view.step >= passes - 1
+    return torch.where(last, 1, 999), torch.where(last, 1, 1000 * passes - 999 * view.step)

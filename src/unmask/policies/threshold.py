@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from unmask.options import parameter
-from unmask.policies.base import Base, register
+from unmask.policies.base import Base, Decision, StepView, parameter, policy
 from unmask.policies.scores import confidence
-from unmask.types import Decision, StepView
 
 
-@register("threshold")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("threshold", pure=True)
 class Threshold(Base):
     """Commit every position whose proposed token has probability at least `threshold` (Fast-dLLM)."""
-
-    pure = True
 
     threshold: float = parameter(0.9, within="(0, 1]")
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from unmask import rules
-from unmask.options import parameter
-from unmask.policies.base import Base, register, require
+from unmask.policies.base import Base, Decision, StepView, parameter, policy, require
 from unmask.policies.memory import carried
-from unmask.policies.scores import confidence, decoded
+from unmask.policies.scores import confidence, decoded, standing
 from unmask.rules.selection import best_scored
-from unmask.types import Decision, StepView
 
 FIRST_ALLOWANCE = 30
 
@@ -31,13 +28,9 @@ class Drafted:
     count: Int[Tensor, " b"]
 
 
-@register("wino")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@policy("wino", needs=frozenset({"shadow"}), remasks=True)
 class Wino(Base):
     """Commit above `draft_threshold`, and reopen tokens that the shadow gives less than `verify_threshold` (WINO)."""
-
-    needs = frozenset({"shadow"})
-    remasks = True
 
     draft_threshold: float = parameter(0.6, within="[0, 1]")
     verify_threshold: float = parameter(0.9, within="[0, 1]")
@@ -46,19 +39,12 @@ class Wino(Base):
         score = confidence(view)
         at_most = (view.masked.sum(-1) * 7 // 10).clamp(5, 20)
         drafted = best_scored(score, view.masked & (score > self.draft_threshold), at_most)
-        best = best_scored(score, view.masked, 1)
-        commit = torch.where(drafted.any(-1, keepdim=True), drafted, best)
+        commit = torch.where(drafted.any(-1, keepdim=True), drafted, best_scored(score, view.masked, 1))
         count = commit.sum(-1)
 
-        allowance = carried(state, "count", view, fresh=torch.full_like(count, FIRST_ALLOWANCE))
+        verdict = standing(view, require(view, "shadow_logits", "wino"))
+        doubtful = decoded(view) & (verdict < self.verify_threshold)
         # A pass opens fewer positions than the pass before committed, and none if it commits one: the block must fill.
-        remask = self._doubtful(view, allowance - 1) & (count > 1)[:, None]
+        allowance = carried(state, "count", view, fresh=torch.full_like(count, FIRST_ALLOWANCE)) - 1
+        remask = best_scored(-verdict, doubtful & (count > 1)[:, None], allowance)
         return Decision(commit=commit, score=score, remask=remask), Drafted(count)
-
-    def _doubtful(self, view: StepView, at_most: Int[Tensor, " b"]) -> Bool[Tensor, "b k"]:
-        """The decoded positions, `at_most` and the least likely first, whose tokens the shadow does not confirm."""
-        shadow = require(view, "shadow", "wino")
-        filled = decoded(view)
-        tokens = view.proposed if view.tokens is None else view.tokens
-        verdict = rules.probability_of(tokens.where(filled, 0), shadow, dtype=view.working_dtype(shadow))
-        return best_scored(-verdict, filled & (verdict < self.verify_threshold), at_most)

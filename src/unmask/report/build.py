@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnmaskError, check_known
 from unmask.report import plots
 from unmask.report.measured import Measured, Run, read_runs
 from unmask.report.paper import Check, checks, claims_table
@@ -50,25 +50,12 @@ class Report:
         }
 
 
-def check_formats(formats: Sequence[str], *, printed: bool) -> tuple[str, ...]:
-    """The formats that a command asks for: one text to print (none: the terminal's), or files to write (none: all)."""
-    known = ("terminal", *FORMATS) if printed else FORMATS
-    for form in formats:
-        if form not in known:
-            raise UnknownName("format", form, known, listed_as="known" if printed else "to write")
-        if printed and form in plots.FILES:
-            raise UnmaskError(f"{form} needs --out DIR: a figure cannot be printed")
-    if printed and len(formats) > 1:
+def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequence[str] = ()) -> Report:
+    """Read runs and make their tables; with `out`, also write them there: as USUAL, or in these formats."""
+    kind, known = ("format", FORMATS) if out else ("format without --out", ("terminal", *TEXTS, "json"))
+    check_known(kind, formats, known)
+    if out is None and len(formats) > 1:
         raise UnmaskError(f"one format can be printed, got {', '.join(formats)}; --out DIR writes several")
-    return tuple(form for form in formats if form != "terminal") if printed else tuple(formats) or USUAL
-
-
-def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequence[str] = USUAL) -> Report:
-    """Read runs and make their tables; with `out`, also write them there in these formats, figures included."""
-    if out is not None:
-        check_formats(formats, printed=False)
-        if set(formats) & set(plots.FILES):
-            plots.check_installed()
     found = read_runs([Path(path) for path in runs])
     every = [cell for run in found for cell in run.cells]
     cells = {kind: [cell for run in found if run.table == kind for cell in run.cells] for kind in STUDIES}
@@ -77,7 +64,7 @@ def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequ
     tables += [table for table in (claims_table(claims), runs_table(found)) if table.rows]
     made = Report(runs=found, tables=tables, details=details_table(every), checks=claims, files=[])
     if out is not None:
-        _write(made, cells, Path(out), formats)
+        _write(made, cells, out, formats or USUAL)
     return made
 
 
@@ -109,8 +96,6 @@ def _run_row(run: Run) -> Row:
 
 
 def _write(made: Report, cells: dict[str, list[Measured]], out: Path, formats: Sequence[str]) -> None:
-    if out.exists() and not out.is_dir():
-        raise UnmaskError(f"cannot write a report to {out}: it is a file")
     drawn = [form for form in formats if form in plots.FILES]
     for kind in plots.FIGURES if drawn else ():
         made.files.extend(plots.draw(kind, cells[kind], out / "figures", drawn))

@@ -6,10 +6,10 @@ A name is the policy with everything that differs from how it was published: a t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +17,10 @@ from unmask import policies
 from unmask.errors import UnknownName
 from unmask.policies.presets import TASKS
 from unmask.report import statistics
-from unmask.report.measured import Measured, Sums, common_items, estimate_of
-from unmask.report.statistics import Estimate, Paired
+from unmask.report.measured import Measured, common_items
+from unmask.report.statistics import Paired
 from unmask.settings import Settings
 
-Thing = TypeVar("Thing")
 Cells = Sequence[Measured]
 
 BASELINES = ("entropy", "fixed")
@@ -30,15 +29,15 @@ ONE_SHOT, FULL = "one-shot update, R = 1", "mean-field"
 VARIANTS = {("none", 2): NONE, ("uniform", 2): UNIFORM, ("jsd", 1): ONE_SHOT, ("jsd", 2): FULL}
 
 
-def groups(things: Iterable[Thing], key: Callable[[Thing], Any]) -> list[list[Thing]]:
-    """Things with equal keys together, in the order of their first appearance."""
-    found: dict[Any, list[Thing]] = {}
-    for thing in things:
-        found.setdefault(key(thing), []).append(thing)
+def groups(cells: Cells, key: Callable[[Measured], Any]) -> list[list[Measured]]:
+    """Cells with equal keys together, in the order of their first appearance."""
+    found: dict[Any, list[Measured]] = {}
+    for cell in cells:
+        found.setdefault(key(cell), []).append(cell)
     return list(found.values())
 
 
-def identity(cell: Measured, *left_out: str) -> str:
+def identity(cell: Measured, left_out: Sequence[str] = ()) -> str:
     """Everything that makes a measurement, without these fields of the cell, its policy and its settings."""
     plain: dict[str, Any] = cell.cell.to_dict() | {"weights": cell.about.get("weights")}
     plain |= {part: {k: v for k, v in plain[part].items() if k not in left_out} for part in ("policy", "settings")}
@@ -49,11 +48,6 @@ def identity(cell: Measured, *left_out: str) -> str:
 def measurement(cell: Measured) -> tuple[Any, ...]:
     """The identity and the first item, whose times tell a cell that was measured again from one that was reused."""
     return identity(cell), cell.ids[:1], *(float(column[:1].sum()) for column in cell.columns.values())
-
-
-def on_any_device(cell: Measured) -> str:
-    """The identity, but for the device: neither answers nor passes are meant to depend on it."""
-    return identity(cell, "device", "dtype", "batch_size")
 
 
 def questions(cell: Measured) -> tuple[Any, ...]:
@@ -75,7 +69,7 @@ def value_of(cell: Measured, knob: str) -> Any:
 
 def sweeps(cells: Cells, knob: str) -> list[list[Measured]]:
     """Groups of two cells or more that differ in nothing but the knob, sorted by its value, one for each value."""
-    same = groups([c for c in cells if value_of(c, knob) is not None], lambda cell: identity(cell, knob))
+    same = groups([c for c in cells if value_of(c, knob) is not None], lambda cell: identity(cell, [knob]))
     values = [{value_of(cell, knob): cell for cell in reversed(group)} for group in same]
     return [[by_value[value] for value in sorted(by_value)] for by_value in values if len(by_value) > 1]
 
@@ -90,7 +84,7 @@ def ablations(cells: Cells, pool: Cells) -> list[dict[str, Measured]]:
     """The variants of mean-field at one setting, after their baseline, where there are two variants or more."""
     found = []
     fields = [cell for cell in cells if cell.policy == "mean_field"]
-    for same in groups(fields, lambda cell: identity(cell, "interaction", "iterations")):
+    for same in groups(fields, lambda cell: identity(cell, ["interaction", "iterations"])):
         variants = {VARIANTS.get((value_of(c, "interaction"), value_of(c, "iterations"))): c for c in same}
         known = {name: variants[name] for name in VARIANTS.values() if name in variants}
         baseline = baseline_of(same[0], pool)
@@ -117,17 +111,6 @@ def baseline_of(cell: Measured, cells: Cells) -> Measured | None:
     slow = [other for other in cells if is_one_token_a_pass(other) and questions(other) == questions(cell)]
     fitting = [other for other in slow if value_of(other, "max_tokens") == value_of(cell, "max_tokens")]
     return max(fitting, key=rank, default=None)
-
-
-def speedup(cell: Measured, baseline: Measured | None, count: str = "reference") -> Estimate | None:
-    """TPS over the baseline's on the items that both have finished; None where they were not timed alike."""
-    if baseline is None or (baseline.run, baseline.speed_key) != (cell.run, cell.speed_key):
-        return None
-
-    def ratio(ours: Sums, theirs: Sums) -> Any:
-        return (ours[count] / ours["seconds"]) / (theirs[count] / theirs["seconds"])
-
-    return estimate_of(ratio, cell, baseline, of_time=True) if cell.timed and baseline.timed else None
 
 
 def paired(cell: Measured, baseline: Measured | None) -> Paired | None:

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from unmask.errors import UnknownName, UnmaskError
+from unmask.errors import UnmaskError, check_known
 from unmask.evals.cell import TABLES, Cell
 from unmask.evals.store import CellFolder, cells_of
 from unmask.report import statistics
@@ -78,7 +78,7 @@ class Measured:
 
     @property
     def speed_key(self) -> tuple[Any, ...]:
-        """What must be equal for two speeds to be comparable."""
+        """What must be equal for two speeds to be comparable within a run."""
         return self.cell.device, self.device, self.cell.dtype, self.cell.batch_size
 
     def of_items(self, name: str, ids: Sequence[int]) -> Any:
@@ -97,19 +97,25 @@ class Measured:
 
     def passes(self) -> Estimate | None:
         """Forward passes per item (NFE)."""
-        return self._ratio("passes", "items")
+        return self.ratio("passes", "items")
 
-    def tokens_per_second(self, count: str = "reference") -> Estimate | None:
-        return self._ratio(count, "seconds") if self.timed else None
+    def ratio(self, above: str, below: str = "", *, over: Measured | None = None) -> Estimate | None:
+        """A ratio of sums, perhaps divided by that of another cell on the items that both have finished.
 
-    def tokens_per_pass(self, count: str = "reference") -> Estimate | None:
-        return self._ratio(count, "passes")
-
-    def _ratio(self, numerator: str, denominator: str) -> Estimate | None:
-        """A ratio of sums; None where nothing was counted, as in a choice between given answers."""
-        if not self.columns[numerator].any():
+        None where nothing was counted, as in a choice between given answers, and where times cannot be compared.
+        """
+        cells = [self] if over is None else [self, over]
+        of_time = below == "seconds"
+        alike = len({(cell.run, cell.speed_key) for cell in cells}) == 1
+        if of_time and not (alike and all(cell.timed for cell in cells)):
             return None
-        return estimate_of(lambda sums: sums[numerator] / sums[denominator], self, of_time=denominator == "seconds")
+
+        def statistic(*sums: Sums) -> Any:
+            rates = [own[above] / (own[below] if below else 1.0) for own in sums]
+            return rates[0] if over is None else rates[0] / rates[1]
+
+        found = estimate_of(statistic, *cells) if self.columns[above].any() else None
+        return Estimate(value=found.value) if found and of_time and not self.own_time else found
 
 
 def measured(run: str, folder: CellFolder) -> Measured:
@@ -147,15 +153,11 @@ def _sums(cell: Measured, ids: tuple[int, ...]) -> Sums:
     return dict(zip(SUMMED, statistics.sums(table).T, strict=True)) | {"items": float(len(table))}
 
 
-def estimate_of(statistic: Callable[..., Any], *cells: Measured, of_time: bool = False) -> Estimate | None:
-    """A statistic of the cells' sums over the items that all of them have finished, with its paired interval.
-
-    A statistic `of_time` has no interval at batch sizes above 1: items of a batch share its time.
-    """
+def estimate_of(statistic: Callable[..., Any], *cells: Measured) -> Estimate | None:
+    """A statistic of the cells' sums over the items that all of them have finished, with its paired interval."""
     sums = common_sums(cells)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = statistics.estimate(statistic(*sums)) if sums else None
-    return Estimate(value=found.value) if found and of_time and not cells[0].own_time else found
+        return statistics.estimate(statistic(*sums)) if sums else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,8 +203,7 @@ def _read(folder: Path, name: str) -> Run:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UnmaskError(f"cannot read the run {folder}: {error}") from error
     table, command = about.get("table") or "main", str(about.get("command") or "")
-    if table not in TABLES:
-        raise UnknownName(f"table in {path}", str(table), TABLES)
+    check_known(f"table in {path}", [table], TABLES)
     return Run(name=name, table=table, title=about.get("title"), command=command, cells=sorted(cells, key=_order))
 
 

@@ -45,7 +45,7 @@ def main(cell: Measured) -> Row:
     return _row(cell, *row, None, tasks["entropy"][cell.cell.task][1]) if row and _is_preset(cell) else {}
 
 
-def study(kind: str, cell: Measured, knob: str | None = None) -> Row:
+def study(kind: str, cell: Measured, knob: str = "") -> Row:
     """The entry of the table 'ablation' or 'sensitivity'; with a knob, among the rows that turn it."""
     table = values()[kind]
     if (cell.model.lower(), cell.cell.task) != (table["model"].lower(), table["task"]):
@@ -56,7 +56,7 @@ def study(kind: str, cell: Measured, knob: str | None = None) -> Row:
     for changed, *row in table["rows"]:
         own = table["setting"] | changed
         settings = {"block_size": own.pop("block_size")}
-        if (knob is None or knob in changed) and _ran(cell, policies.get("mean_field", **own), settings):
+        if (not knob or knob in changed) and _ran(cell, policies.get("mean_field", **own), settings):
             return _row(cell, *row, baseline[1])
     return {}
 

@@ -14,7 +14,6 @@ from math import cos, pi, sin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.errors import UnmaskError
 from unmask.report import compare
 from unmask.report.compare import Cells, baseline_of, changes, groups, labels, value_of, with_parameters
 from unmask.report.measured import Measured
@@ -77,14 +76,6 @@ class Panel:
     baseline: Measured | None = None  # its accuracy is drawn as a level
 
 
-def check_installed() -> None:
-    """Raise an error that says how to install matplotlib, if it is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UnmaskError("figures need matplotlib: pip install 'unmask[plot]'") from error
-
-
 def draw(kind: str, cells: Cells, folder: Path, formats: Sequence[str]) -> list[Path]:
     """The figures of one kind of study, one for each model and task, as files in the folder."""
     import matplotlib
@@ -126,7 +117,6 @@ def figure(kind: str, cells: Cells) -> Figure | None:
 
 
 def _grid(kind: str, cells: Cells) -> list[list[Panel]]:
-    """The panels of a figure, row by row."""
     if kind == "main":
         lines = [(label, [cell]) for cell, label in labels(cells).items() if cell.passes()]
         return [[Panel(lines=lines, log=True)]] if lines else []
@@ -194,7 +184,6 @@ def _bars(found: Sequence[Estimate]) -> list[list[float]]:
 
 
 def _scale(axes: Axes, panel: Panel) -> None:
-    """Scales, ticks and titles."""
     from matplotlib.ticker import LogLocator
 
     places = {_value(cell, panel.x).value for _, cells in panel.lines for cell in cells}

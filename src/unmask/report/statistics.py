@@ -70,21 +70,20 @@ def estimate(values: Any) -> Estimate | None:
 
 
 class Paired(NamedTuple):
-    """Two policies on the same items: items that only one of them solves, and how likely such a split is by chance."""
+    """A cell and its baseline: items that only one of them solves, and how likely such a split is by chance."""
 
-    only_first: int
-    only_second: int
+    only_this: int
+    only_baseline: int
     p: float
 
 
-def mcnemar(first: Any, second: Any) -> Paired:
+def mcnemar(correct: Any, baseline: Any) -> Paired:
     """The exact two-sided test of McNemar: between equal policies each disagreement falls either way like a coin."""
-    a, b = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
-    only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
-    n = only_first + only_second
+    ours, theirs = np.asarray(correct, dtype=bool), np.asarray(baseline, dtype=bool)
+    won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
     # Whole numbers up to the last division: the probabilities of 5,000 coins are below what a float can hold.
-    ways = sum(math.comb(n, k) for k in range(min(only_first, only_second) + 1))
-    return Paired(only_first, only_second, p=min(1.0, 2 * ways / 2**n))
+    ways = sum(math.comb(won + lost, k) for k in range(min(won, lost) + 1))
+    return Paired(won, lost, p=min(1.0, 2 * ways / 2 ** (won + lost)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -15,8 +15,8 @@ from unmask.report import compare, paper, statistics, tables
 from unmask.report.compare import Cells, baseline_of, changes, groups, labels, questions, value_of, with_parameters
 from unmask.report.measured import Measured, common_sums
 from unmask.report.statistics import Estimate
-from unmask.report.table import Column, Row, Table, Value, number_of
-from unmask.report.tables import COMPARED, DETAILS, RESULTS, SPEED, SUMMARY, Line, Sections, weights_of
+from unmask.report.table import Column, Row, Table, number_of
+from unmask.report.tables import COMPARED, DETAILS, RESULTS, SPEED, SUMMARY, Sections, row_of, weights_of
 
 FINISHED = "Finished cells only. Intervals and paired tests are in the table of each task."
 AUP = (
@@ -57,57 +57,63 @@ def curves(cells: Cells) -> list[Curve]:
     return found
 
 
-def _in_short(same: Cells) -> dict[str, list[Value]]:
+def _overview(same: Cells) -> dict[str, Row]:
     """Accuracy and passes of every policy on one task, without intervals."""
     done = {label: cell for cell, label in labels(same, block=True).items() if cell.complete}
-    return {label: [number_of(cell.accuracy()), number_of(cell.passes())] for label, cell in done.items()}
+    return {n: {"accuracy": number_of(c.accuracy()), "passes": number_of(c.passes())} for n, c in done.items()}
 
 
-def _areas(same: Cells) -> dict[str, list[Value]]:
-    """The AUP of every policy on one task."""
-    return {curve.name: [curve.aup] for curve in curves(same)}
+def _areas(same: Cells) -> dict[str, Row]:
+    return {curve.name: {"aup": curve.aup} for curve in curves(same)}
+
+
+# Kind of study -> a table of all tasks: its name, title and note, and the columns and the rows of one task.
+PIVOTS = {
+    "main": ("overview", "{}: overview", FINISHED, SHORT, _overview),
+    "curves": ("aup", "AUP, {}", AUP, AREA, _areas),
+}
 
 
 def _pivots(kind: str, cells: Cells) -> list[Table]:
-    """A table for each model, with columns for each task: an overview for a main study, the AUP for curves."""
+    """A table for each model, with columns for each task. There is no overview of a single task."""
+    name, title, note, columns_of, rows_of = PIVOTS[kind]
     found = []
     for of_model in groups(cells, lambda cell: cell.cell.model):
         of_tasks, model = groups(of_model, lambda cell: cell.cell.task), of_model[0].model
-        # A task that was run with several numbers of items is shown with the largest.
-        tasks = [max(groups(of_task, questions), key=lambda same: same[0].cell.items) for of_task in of_tasks]
-        name, title, note, columns_of, values_of = "overview", f"{model}: overview", FINISHED, SHORT, _in_short
-        if kind == "curves":
-            name, title, note, columns_of, values_of = "aup", f"AUP, {model}", AUP, AREA, _areas
-        elif len(tasks) == 1:
+        if kind == "main" and len(of_tasks) == 1:
             continue
-        columns, rows, notes = [Column("label", "policy")], dict[str, Row](), [note]
-        for same in tasks:
+        columns, rows, notes, done = [Column("label", "policy")], dict[str, Row](), [note], []
+        for of_task in of_tasks:
+            # A task that was run with several numbers of items is shown with the largest.
+            same = max(groups(of_task, questions), key=lambda same: same[0].cell.items)
             task = same[0].cell.task
-            own = [replace(c, key=f"{task}_{c.key}", title=c.title.format(task)) for c in columns_of]
-            columns += own
-            for label, values in values_of(same).items():
+            columns += [replace(c, key=f"{task}_{c.key}", title=c.title.format(task)) for c in columns_of]
+            for label, values in rows_of(same).items():
                 row = rows.setdefault(label, {"label": label})
-                row |= {column.key: value for column, value in zip(own, values, strict=True)}
+                row |= {f"{task}_{key}": value for key, value in values.items()}
             missing = [f"{label}, {cell.items} items" for cell, label in labels(same).items() if not cell.complete]
             notes += [f"{task}: left out, as not finished: {'; '.join(missing)}."] if missing else []
-        fair = [all(tables.may_be_best(cell) for same in tasks for cell in same if cell.complete)] * len(rows)
-        name = file_name(f"{name}-{model}")
-        found.append(Table(name=name, title=title, columns=columns, rows=[*rows.values()], notes=notes, fair=fair))
+            done += [cell for cell in same if cell.complete]
+        file, heading = file_name(f"{name}-{model}"), title.format(model)
+        fair = [all(tables.may_be_best(cell) for cell in done)] * len(rows)
+        found.append(Table(name=file, title=heading, columns=columns, rows=[*rows.values()], notes=notes, fair=fair))
     return found
 
 
-def _line(label: str, cell: Measured, pool: Cells, **more: Row) -> Line:
-    return Line(label=label, cell=cell, baseline=baseline_of(cell, pool), **more)
-
-
 def _rows(same: Cells, pool: Cells) -> Sections:
-    return [[_line(label, cell, pool, more=paper.main(cell)) for cell, label in labels(same).items()]]
+    return [[row_of(c, label, baseline_of(c, pool), **paper.main(c)) for c, label in labels(same).items()]]
+
+
+def _variant(kind: str, name: str, cell: Measured, pool: Cells, knob: str = "") -> Row:
+    """A row of mean-field under the name of what was changed, or of its baseline; beside it, the paper's."""
+    label = f"{cell.policy}: {name}" if name == compare.BASELINE else name
+    return row_of(cell, label, baseline_of(cell, pool), **paper.study(kind, cell, knob))
 
 
 def _ablation(same: Cells, pool: Cells) -> Sections:
     """Mean-field without its parts."""
     found = [variants.items() for variants in compare.ablations(same, pool)]
-    return [[_variant(name, cell, pool, "ablation") for name, cell in variants] for variants in found]
+    return [[_variant("ablation", name, cell, pool) for name, cell in variants] for variants in found]
 
 
 def _sensitivity(same: Cells, pool: Cells) -> Sections:
@@ -115,26 +121,23 @@ def _sensitivity(same: Cells, pool: Cells) -> Sections:
     turned = {knob: compare.sweep_of(same, knob) for knob in ("threshold", "iterations")}
     first = next(chain.from_iterable(turned.values()), None)
     baseline = first and baseline_of(first, pool)
-    sections = [[_variant(compare.BASELINE, baseline, pool, "sensitivity")]] if baseline else []
+    sections = [[_variant("sensitivity", compare.BASELINE, baseline, pool)]] if baseline else []
     for knob, sweep in turned.items():
-        names = {c: with_parameters(f"{paper.SIGNS[knob]} {value_of(c, knob)}", changes(c, knob)) for c in sweep}
-        sections.append([_line(names[c], c, pool, more=paper.study("sensitivity", c, knob)) for c in sweep])
+        names = [with_parameters(f"{paper.SIGNS[knob]} {value_of(c, knob)}", changes(c, knob)) for c in sweep]
+        found = zip(names, sweep, strict=True)
+        sections.append([_variant("sensitivity", name, cell, pool, knob) for name, cell in found])
     return sections
-
-
-def _variant(name: str, cell: Measured, pool: Cells, kind: str) -> Line:
-    label = f"{cell.policy}: {name}" if name == compare.BASELINE else name
-    return _line(label, cell, pool, more=paper.study(kind, cell))
 
 
 def _blocks(same: Cells, pool: Cells) -> Sections:
     """Every policy that was run with several block sizes, each beside the baseline of the same block size."""
 
-    def line(label: str, cell: Measured) -> Line:
-        return _line(label, cell, [c for c in pool if value_of(c, "block_size") == value_of(cell, "block_size")])
+    def row(cell: Measured) -> Row:
+        of_block = [other for other in pool if value_of(other, "block_size") == value_of(cell, "block_size")]
+        return row_of(cell, names[cell], baseline_of(cell, of_block))
 
     names = labels(same)
-    return [[line(names[cell], cell) for cell in sweep] for sweep in compare.sweeps(same, "block_size")]
+    return [[row(cell) for cell in sweep] for sweep in compare.sweeps(same, "block_size")]
 
 
 def _curves(same: Cells, pool: Cells) -> Sections:
@@ -142,16 +145,16 @@ def _curves(same: Cells, pool: Cells) -> Sections:
     found = curves(same)
     names = labels([cell for curve in found for cell in curve.cells])
     left_out: dict[Measured, Row] = {cell: {"aup": "left out"} for curve in found for cell in curve.dropped}
-    return [[_line(names[c], c, pool, more=left_out.get(c, {})) for c in curve.cells] for curve in found]
+    return [[row_of(c, names[c], baseline_of(c, pool), **left_out.get(c, {})) for c in each.cells] for each in found]
 
 
 def _compared(same: Cells, pool: Cells, *, varied: Sequence[str]) -> Sections:
     """Each task at several lengths, or with several formats of the weights, beside the shortest or the unquantised."""
     found, formats = [], (None, *tables.QUANTIZED)
-    for of_task in groups(same, lambda cell: compare.identity(cell, *varied)):
+    for of_task in groups(same, lambda cell: compare.identity(cell, varied)):
         of_task.sort(key=lambda cell: (formats.index(weights_of(cell)), value_of(cell, "max_tokens")))
         baseline = None if "model" in varied and weights_of(of_task[0]) else of_task[0]
-        found.append([Line(cell=cell, baseline=baseline) for cell in of_task])
+        found.append([row_of(cell, baseline=baseline) for cell in of_task])
     return found
 
 
@@ -187,13 +190,15 @@ class Study:
     subject: Callable[[Measured], tuple[Any, str, str]] = _task
 
 
+# Neither answers nor passes are meant to depend on the device.
+ON_ANY_DEVICE = partial(compare.identity, left_out=("device", "dtype", "batch_size"))
 LENGTHS, WEIGHTS = partial(_compared, varied=("max_tokens", "block_size")), partial(_compared, varied=("model",))
 STUDIES = {
     "main": Study("", _rows, RESULTS, key=compare.measurement),
     "ablation": Study("Ablation", _ablation, RESULTS, subject=_setting),
     "sensitivity": Study("Sensitivity of mean-field", _sensitivity, RESULTS),
     "blocks": Study("Block size", _blocks, RESULTS),
-    "curves": Study("Accuracy and passes", _curves, RESULTS, key=compare.on_any_device),
+    "curves": Study("Accuracy and passes", _curves, RESULTS, key=ON_ANY_DEVICE),
     "lengths": Study("Response length", LENGTHS, COMPARED, "the shortest of the task", subject=_policy),
     "speed": Study("Speed", _rows, SPEED),
     "weights": Study("Weights in 8 bits", WEIGHTS, COMPARED, "the weights as they were", subject=_policy),
@@ -219,15 +224,14 @@ def tables_of(kind: str, cells: Cells) -> list[Table]:
 def details_table(cells: Cells) -> Table:
     """Both ways to count tokens, times and parameters of every measurement."""
     chosen = labels(compare.unique(cells, compare.measurement))
-    return tables.results_table("details", "Details", DETAILS, [[Line(label=n, cell=c) for c, n in chosen.items()]])
+    return tables.results_table("details", "Details", DETAILS, [[row_of(c, label) for c, label in chosen.items()]])
 
 
 def summary_table(cells: Cells) -> Table:
     """The cells of one evaluation in short. The title names a model or a task that all of them have."""
-    lines = [Line(label=label, cell=cell) for cell, label in labels(cells).items()]
-    subjects = {"model": {cell.model for cell in cells}, "task": {cell.cell.task for cell in cells}}
-    shared = {key: name for key, (name, *others) in subjects.items() if not others}
-    return tables.results_table("summary", ", ".join(shared.values()) or "Measured", SUMMARY - shared.keys(), [lines])
+    rows = [row_of(cell, label) for cell, label in labels(cells).items()]
+    shared = {key: rows[0][key] for key in ("model", "task") if len({row[key] for row in rows}) == 1}
+    return tables.results_table("summary", ", ".join(shared.values()) or "Measured", SUMMARY - shared.keys(), [rows])
 
 
 def file_name(text: str, taken: Sequence[str] = ()) -> str:

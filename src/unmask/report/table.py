@@ -22,7 +22,7 @@ IN_LATEX = (
 LATEX = dict(zip(LETTERS, IN_LATEX.split(), strict=True))
 
 Value = str | float | int | Estimate | None  # None and the empty text: nothing to say
-Row = dict[str, Value]  # column key -> value, unrounded; a value that says nothing may be missing
+Row = dict[str, Any]  # column key -> Value, unrounded; a value that says nothing may be missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ Where other work shared the device there are no speeds: such a table shows how m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from unmask.report.compare import Cells, baseline_of, paired, questions, speedup, value_of
+from unmask.report.compare import Cells, baseline_of, paired, questions, value_of
 from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of
 from unmask.report.statistics import Estimate, holm
-from unmask.report.table import Column, Row, Table
+from unmask.report.table import Column, Row, Table, Value
 
 COARSE = 100  # a table with fewer items is marked as coarse, and marks no best value
 QUANTIZED = ("int8", "fp8")  # formats of weights
@@ -52,8 +52,11 @@ COLUMNS = (
     Column("printed_speedup", "(printed)", 2, "({}×)"),
     *(Column(f"{part}_pass", f"{part} ms", 2) for part in PARTS),
     Column("answer", "answer tokens", 1),
+    Column("accuracy_difference", "accuracy, points", 1),
     Column("won_lost", "won : lost", 0),
     Column("p", "p", 3),
+    Column("p_corrected", "p, corrected", 3),
+    Column("passes_ratio", "passes over theirs", 2, "{}×"),
     *(Column(f"tokens_{count}", f"tokens ({count})", 0) for count in COUNTS),
     *(Column(f"tokens_per_second_{count}", f"TPS ({count})", 2) for count in COUNTS),
     *(Column(f"tokens_per_pass_{count}", f"tokens/pass ({count})", 2) for count in COUNTS),
@@ -68,6 +71,7 @@ RESULTS = {"label", "aup", "accuracy", SCORE, "paper_accuracy", "passes", "paper
 RESULTS |= {"tokens_per_second", "paper_tokens_per_second", "paper_speedup", "printed_speedup", "won_lost", "p"}
 COMPARED = {"task", "weights", "accuracy", SCORE, "passes", "answer", "won_lost", "p"}
 SPEED = {"label", "tokens_per_second", "speedup", "fewer_passes", *(f"{part}_pass" for part in PARTS)}
+DUEL = {"accuracy_difference", "won_lost", "p", "p_corrected", "passes_ratio"}
 SUMMARY = {"label", "model", "task", "accuracy", "passes"}
 DETAILS = {"label", "run", "model", "task", "cache", "early_stop", "truncated", "parameters"}
 DETAILS |= {f"{what}_{count}" for count in COUNTS for what in ("tokens", "tokens_per_second", "tokens_per_pass")}
@@ -100,24 +104,52 @@ DUELS = (
     "only the other, solves; p: exact two-sided McNemar test, corrected for the number of rows by Holm's method."
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """The subject of a row: a cell, its baseline, and values that neither has, such as the paper's."""
-
-    cell: Measured
-    label: str = ""
-    baseline: Measured | None = None
-    more: Row = field(default_factory=dict)
+Sections = list[list[Row]]  # the rows of a table, made by `row_of`; a rule is drawn between sections
 
 
-Sections = list[list[Line]]  # the lines of a table; a rule is drawn between sections
+def row_of(cell: Measured, label: str = "", baseline: Measured | None = None, **more: Value) -> Row:
+    """Every number of a cell: its own, against its baseline, and `more`, such as the paper's. A table shows some.
+
+    Beside them lie the cell itself, its baseline, and the paired test of the two.
+    """
+    asked, columns, test = cell.cell, cell.columns, paired(cell, baseline)
+    parameters = {key: value for key, value in asked.policy.items() if key != "name" and value is not None}
+    parameters |= {key: asked.settings[key] for key in ("max_tokens", "block_size")}
+    row: Row = {key: getattr(cell, key) for key in ("run", "model", "items", "device")}
+    row |= {key: getattr(asked, key) for key in ("task", "shots", "template", "dtype", "batch_size")}
+    row |= {key: value_of(cell, key) for key in ("max_tokens", "block_size", "cache")}
+    row |= {
+        "label": label,
+        "weights": weights_of(cell) or asked.dtype,
+        "early_stop": "on" if value_of(cell, "early_stop") else "off",
+        "parameters": ", ".join(f"{key}={value}" for key, value in parameters.items()),
+        "truncated": int(columns["truncated"].sum()),
+        "accuracy": cell.accuracy(),
+        "passes": cell.passes(),
+        "answer": float(columns["answer"].mean()) if cell.done else None,
+    }
+    row |= {f"{SCORE}{name}": cell.accuracy(name) for name in cell.scores if name != asked.headline}
+    for count in COUNTS:
+        row[f"tokens_{count}"] = int(columns[count].sum())
+        row[f"tokens_per_pass_{count}"] = cell.ratio(count, "passes")
+        row[f"tokens_per_second_{count}"] = cell.ratio(count, "seconds")
+        row[f"speedup_{count}"] = cell.ratio(count, "seconds", over=baseline) if baseline else None
+    row |= {key: row[f"{key}_reference"] for key in ("tokens_per_second", "speedup")}
+    for part in PARTS if cell.timed and cell.done else ():
+        low, middle, high = np.percentile(1000 * columns[part] / columns["passes"], [5, 50, 95]).tolist()
+        row[f"seconds_{part}"] = float(columns[part].mean())
+        row[f"{part}_pass"] = Estimate(value=middle, interval=(low, high) if cell.own_time else None)
+    if baseline:
+        row["fewer_passes"] = baseline.ratio("passes", over=cell)
+    if test:
+        row |= {"won_lost": f"{test.only_this} : {test.only_baseline}", "p": test.p}
+    return row | more | {"cell": cell, "paired": test, "baseline": baseline}
 
 
 def results_table(name: str, title: str, keys: set[str], sections: Sections, baseline: str | None = None) -> Table:
     """The cells beside their baselines; `baseline` says what these are, if not one token a pass."""
-    lines = list(chain.from_iterable(sections))
-    cells, rows = [line.cell for line in lines], [numbers(line) for line in lines]
+    rows = [row for section in sections for row in section]
+    cells = [row["cell"] for row in rows]
     shared = {c.key for c in (WEIGHTS, *SETTINGS) if len({row[c.key] for row in rows}) == 1}
     said = [(text, rows[0][c.key]) for c, text in SETTINGS.items() if c.key in shared]
     words = [text.format(value) for text, value in said if value not in (None, "none")]
@@ -135,7 +167,7 @@ def results_table(name: str, title: str, keys: set[str], sections: Sections, bas
         title=": ".join(part for part in (title, ", ".join(words)) if part) + " (coarse)" * coarse,
         columns=columns,
         rows=rows,
-        notes=[FEW] * coarse + _notes(keys, {column.key for column in columns}, lines, baseline),
+        notes=[FEW] * coarse + _notes(keys, {column.key for column in columns}, rows, baseline),
         sections=list(accumulate(len(section) for section in sections if section))[:-1],
         fair=[alike and may_be_best(cell) for cell in cells],
     )
@@ -149,21 +181,20 @@ def _columns(column: Column, rows: Sequence[Row]) -> list[Column]:
     return [replace(column, key=key, title=f"{key.removeprefix(SCORE)} %") for key in keys]
 
 
-def _notes(keys: set[str], shown: set[str], lines: Sequence[Line], baseline: str | None) -> list[str]:
-    """What a reader of the table must know."""
-    cells = [line.cell for line in lines]
+def _notes(keys: set[str], shown: set[str], rows: Sequence[Row], baseline: str | None) -> list[str]:
+    cells = [row["cell"] for row in rows]
     mixed = len({cell.speed_key for cell in cells}) > 1 and any("second" in key for key in shown)
-    untimed = [line.label for line in lines if any("second" in key for key in keys) and not line.cell.timed]
+    untimed = [row["label"] for row in rows if any("second" in key for key in keys) and not row["cell"].timed]
     named = ", ".join(untimed) if len(untimed) < 10 else f"{len(untimed)} rows"
-    policies = " or ".join(sorted({line.baseline.policy for line in lines if line.baseline}))
+    policies = " or ".join(sorted({row["baseline"].policy for row in rows if row["baseline"]}))
     headlines = " or ".join(sorted({cell.cell.headline for cell in cells}))
-    truncated = sum(int(cell.columns["truncated"].sum()) for cell in cells)
+    truncated = sum(row["truncated"] for row in rows)
     notes = [
         (True, INTERVALS),
         (not all(cell.complete for cell in cells), "A row that is not finished is never marked as the best."),
         *((key in shown, note) for key, note in NOTES.items()),
-        (len(untimed) == len(lines), UNTIMED),
-        (0 < len(untimed) < len(lines), f"No TPS, no seconds for {named}: other work shared the device meanwhile."),
+        (len(untimed) == len(rows), UNTIMED),
+        (0 < len(untimed) < len(rows), f"No TPS, no seconds for {named}: other work shared the device meanwhile."),
         (mixed, MIXED),
         (policies, f"Baseline: {baseline or f'{policies}, one token a pass'}."),
         (not policies and keys & {"p", "speedup"}, NO_BASELINE),
@@ -178,46 +209,6 @@ def may_be_best(cell: Measured) -> bool:
     return cell.complete and cell.done >= COARSE
 
 
-def numbers(line: Line) -> Row:
-    """Every number of a cell by its key: its own, against its baseline, and the paper's. A table shows some of them."""
-    cell, asked, other = line.cell, line.cell.cell, line.baseline
-    parameters = {key: value for key, value in asked.policy.items() if key != "name" and value is not None}
-    parameters |= {key: asked.settings[key] for key in ("max_tokens", "block_size")}
-    row: Row = {key: getattr(cell, key) for key in ("run", "model", "items", "device")}
-    row |= {key: getattr(asked, key) for key in ("task", "shots", "template", "dtype", "batch_size")}
-    row |= {key: value_of(cell, key) for key in ("max_tokens", "block_size", "cache")}
-    row |= {
-        "label": line.label,
-        "weights": weights_of(cell) or asked.dtype,
-        "early_stop": "on" if value_of(cell, "early_stop") else "off",
-        "parameters": ", ".join(f"{key}={value}" for key, value in parameters.items()),
-        "truncated": int(cell.columns["truncated"].sum()),
-        "accuracy": cell.accuracy(),
-        "passes": cell.passes(),
-        "answer": float(cell.columns["answer"].mean()) if cell.done else None,
-    }
-    row |= {f"{SCORE}{name}": cell.accuracy(name) for name in cell.scores if name != asked.headline}
-    for count in COUNTS:
-        row[f"tokens_{count}"] = int(cell.columns[count].sum())
-        row[f"tokens_per_pass_{count}"] = cell.tokens_per_pass(count)
-        row[f"tokens_per_second_{count}"] = cell.tokens_per_second(count)
-        row[f"speedup_{count}"] = speedup(cell, other, count)
-    row |= {key: row[f"{key}_reference"] for key in ("tokens_per_second", "speedup")}
-    for part in PARTS if cell.timed and cell.done else ():
-        row |= {f"seconds_{part}": float(cell.columns[part].mean()), f"{part}_pass": _milliseconds(cell, part)}
-    if other:
-        row["fewer_passes"] = estimate_of(lambda ours, theirs: theirs["passes"] / ours["passes"], cell, other)
-    if test := paired(cell, other):
-        row |= {"won_lost": f"{test.only_first} : {test.only_second}", "p": test.p}
-    return row | line.more
-
-
-def _milliseconds(cell: Measured, part: str) -> Estimate:
-    """Milliseconds of one pass: the median of the items, and the range that holds nine in ten of them."""
-    low, middle, high = np.percentile(1000 * cell.columns[part] / cell.columns["passes"], [5, 50, 95])
-    return Estimate(value=float(middle), interval=(float(low), float(high)) if cell.own_time else None)
-
-
 def weights_of(cell: Measured) -> str | None:
     """The format of quantised weights, the last part of the model's name; None for weights that are not quantised."""
     found = cell.cell.model.rpartition("+")[2]
@@ -226,33 +217,33 @@ def weights_of(cell: Measured) -> str | None:
 
 def cell_record(cell: Measured, pool: Cells) -> dict[str, Any]:
     """A cell and its numbers as plain data; the baseline is looked for in the pool."""
-    baseline = baseline_of(cell, pool)
-    found, test = numbers(Line(cell=cell, baseline=baseline)), paired(cell, baseline)
-    record: dict[str, Any] = {k: v.to_dict() if isinstance(v, Estimate) else v for k, v in found.items()}
+    row = row_of(cell, baseline=baseline_of(cell, pool))
+    baseline, test = row.pop("baseline"), row.pop("paired")
+    record = {key: value.to_dict() if isinstance(value, Estimate) else value for key, value in row.items()}
     record |= {"cell": cell.cell.to_dict(), "done": cell.done, "complete": cell.complete, "shared": not cell.timed}
     record["accuracy"] = {name: (one := cell.accuracy(name)) and one.to_dict() for name in cell.scores}
     record["seconds"] = {part: float(cell.columns[part].sum()) for part in PARTS} if cell.timed else None
-    record["paired"] = test and {"only_this": test.only_first, "only_baseline": test.only_second, "p": test.p}
+    record["paired"] = test and test._asdict()
     return record | {"baseline": baseline and baseline.cell.key, "device_name": cell.about.get("device_name")}
 
 
-def duels(name: str, title: str, lines: Sequence[Line]) -> list[Table]:
+def duels(name: str, title: str, rows: Sequence[Row]) -> list[Table]:
     """Mean-field against every other finished row, on the same items, where it has exactly one row itself."""
-    done = [line for line in lines if line.cell.complete]
-    own = [line for line in done if line.cell.policy == "mean_field"]
-    others = [line for line in done if len(own) == 1 and line not in own]
-    tests = [(line, test) for line in others if (test := paired(own[0].cell, line.cell))]
-    rows: list[Row] = []
-    for (line, test), corrected in zip(tests, holm([test.p for _, test in tests]), strict=True):
-        pair = own[0].cell, line.cell
-        points = estimate_of(lambda a, b: 100 * (a["correct"] - b["correct"]) / a["items"], *pair)
-        rows.append({"label": line.label, "accuracy_difference": points, "p": test.p, "p_corrected": corrected})
-        rows[-1]["won_lost"] = f"{test.only_first} : {test.only_second}"
-        rows[-1]["passes_ratio"] = estimate_of(lambda a, b: a["passes"] / b["passes"], *pair)
-    if not rows:
+    done = [row for row in rows if row["cell"].complete]
+    own = [row for row in done if row["cell"].policy == "mean_field"]
+    if len(own) != 1:
         return []
-    columns = [Column("label", f"{own[0].label} against"), Column("accuracy_difference", "accuracy, points", 1)]
-    columns += [Column("won_lost", "won : lost", 0), Column("p", "p", 3), Column("p_corrected", "p, corrected", 3)]
-    columns.append(Column("passes_ratio", "passes over theirs", 2, "{}×"))
-    title = f"{title}: {own[0].label} against each"
-    return [Table(name=f"{name}-duels", title=title, columns=columns, rows=rows, notes=[DUELS])]
+    ours, label = own[0]["cell"], own[0]["label"]
+    found = [row_of(ours, row["label"], row["cell"]) for row in done if row["cell"] is not ours]
+    found = [row for row in found if row["paired"]]
+    for row, corrected in zip(found, holm([row["p"] for row in found]), strict=True):
+        theirs = row["baseline"]
+        points = estimate_of(lambda a, b: 100 * (a["correct"] - b["correct"]) / a["items"], ours, theirs)
+        row |= {
+            "accuracy_difference": points,
+            "p_corrected": corrected,
+            "passes_ratio": ours.ratio("passes", over=theirs),
+        }
+    columns = [Column("label", f"{label} against"), *(column for column in COLUMNS if column.key in DUEL)]
+    title = f"{title}: {label} against each"
+    return [Table(name=f"{name}-duels", title=title, columns=columns, rows=found, notes=[DUELS])] if found else []

@@ -5,9 +5,7 @@ The algorithm itself is in mean_field.py. Ties go to the lowest index, and ident
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -15,19 +13,7 @@ from torch import Tensor
 
 from unmask.device import with_kernel
 from unmask.errors import UnmaskError
-from unmask.options import checked
-from unmask.rules.mean_field import MeanFieldCommit, mean_field, mean_field_history, sigmoid
-
-# What each parameter of the rule may be; the vocabulary may also be None.
-BOUNDS: dict[str, dict[str, Any]] = {
-    "threshold": {"within": "(0, 1]"},
-    "iterations": {"least": 0},
-    "interaction": {"choices": ("jsd", "uniform", "none")},
-    "uniform_weight": {"within": "[0, inf)"},
-    "normalize": {"choices": ("max", "none")},
-    "fallback": {"choices": ("field", "confidence")},
-    "vocabulary": {"least": 1},
-}
+from unmask.rules.mean_field import MeanFieldCommit, Parameters, mean_field, mean_field_history, sigmoid
 
 
 def mean_field_commit(
@@ -41,7 +27,6 @@ def mean_field_commit(
     normalize: str = "max",
     fallback: str = "field",
     vocabulary: int | None = None,
-    open_at_most: int | None = None,
     validate: bool = True,
     diagnostics: bool = False,
 ) -> MeanFieldCommit:
@@ -49,9 +34,9 @@ def mean_field_commit(
 
     `interaction='uniform'` sets every D_ij to `uniform_weight`, 'none' to 0. `vocabulary=K` compares every row's K best
     tokens and merges the rest. `validate=False` trusts the logits and brings nothing to the host, as a captured graph
-    needs; closed positions then cost as much as open ones, unless `open_at_most` says how many of a row can be open.
+    needs; closed positions then cost as much as open ones.
     """
-    parameters = _checked_parameters(
+    rule = Parameters(
         threshold=threshold,
         iterations=iterations,
         interaction=interaction,
@@ -61,14 +46,11 @@ def mean_field_commit(
         vocabulary=vocabulary,
     )
     _check_tensors(logits, masked)
-    logits = logits.detach()
+    open_at_most = None
     if validate:
         _check_rows(logits, masked)
-        found = int(masked.sum(-1).max()) if masked.numel() else 0
-        if open_at_most is not None and found > open_at_most:
-            raise UnmaskError(f"open_at_most is {open_at_most}, but a row has {found} open positions")
-        open_at_most = found
-    decided = commit_open(logits, masked, open_at_most=open_at_most, **parameters)
+        open_at_most = int(masked.sum(-1).max()) if masked.numel() else 0
+    decided = commit_open(logits, masked, rule, open_at_most=open_at_most)
     return _with_diagnostics(decided, masked, iterations) if diagnostics else decided
 
 
@@ -81,15 +63,19 @@ def mean_field_intensity(
 
 @with_kernel
 def commit_open(
-    logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"], *, open_at_most: int | None, **parameters: Any
+    logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"], rule: Parameters, *, open_at_most: int | None
 ) -> MeanFieldCommit:
-    """The rule over open positions alone, where the caller knows that no row has more than `open_at_most`."""
+    """The rule over open positions alone, where the caller knows that no row has more than `open_at_most`.
+
+    The logits are trusted, and nothing is brought to the host, so that a graph can capture it.
+    """
     k = masked.shape[1]
     if open_at_most is None or open_at_most >= k:
-        return mean_field(logits, masked, **parameters)
+        return mean_field(logits, masked, rule)
     # Columns of the open positions, in order, then closed ones up to the longest row.
     index = masked.int().argsort(dim=-1, descending=True, stable=True)[:, :open_at_most]
-    decided = mean_field(_pick(logits, index), _pick(masked, index), **parameters)
+    rows = torch.arange(len(masked), device=masked.device).unsqueeze(-1)
+    decided = mean_field(logits[rows, index], masked[rows, index], rule)
     return MeanFieldCommit(
         commit=_put_back(decided.commit, index, k),
         score=_put_back(decided.score, index, k).masked_fill(~masked, -torch.inf),
@@ -97,13 +83,6 @@ def commit_open(
         margin=_put_back(decided.margin, index, k),
         overlap=_put_back(_put_back(decided.overlap, index, k).mT, index, k),
     )
-
-
-def _pick(values: Shaped[Tensor, "b k *rest"], index: Int[Tensor, "b m"]) -> Shaped[Tensor, "b m *rest"]:
-    """What stands in the given columns."""
-    b, k = values.shape[:2]
-    flat = index + k * torch.arange(b, device=index.device).unsqueeze(-1)
-    return values.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, index.shape)
 
 
 def _put_back(values: Shaped[Tensor, "b *other m"], index: Int[Tensor, "b m"], k: int) -> Shaped[Tensor, "b *other k"]:
@@ -125,33 +104,20 @@ def _with_diagnostics(decided: MeanFieldCommit, masked: Bool[Tensor, "b k"], ite
     return replace(decided, history=history, elbo=(unary - 0.5 * pairwise + entropy).sum(-1))
 
 
-def _checked_parameters(**parameters: Any) -> dict[str, Any]:
-    """The parameters of the rule; raises unless all of them keep to their bounds."""
-    return {
-        name: value if value is None and name == "vocabulary" else checked(name, value, **BOUNDS[name])
-        for name, value in parameters.items()
-    }
-
-
 def _check_tensors(logits: Tensor, masked: Tensor) -> None:
     """Raise unless these are logits (b, k, v) and a boolean mask (b, k)."""
     if logits.ndim != 3 or logits.shape[-1] == 0 or not logits.is_floating_point():
-        raise UnmaskError(f"logits must be floating point of shape (b, k, v), got {_described(logits)}")
+        raise UnmaskError(f"logits must be floating point of shape (b, k, v), got {logits.dtype} {tuple(logits.shape)}")
     if masked.dtype != torch.bool or masked.shape != logits.shape[:2]:
-        raise UnmaskError(f"masked must be bool of shape {tuple(logits.shape[:2])}, got {_described(masked)}")
+        wanted = f"bool of shape {tuple(logits.shape[:2])}"
+        raise UnmaskError(f"masked must be {wanted}, got {masked.dtype} {tuple(masked.shape)}")
 
 
 def _check_rows(logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]) -> None:
     """Raise if the logits of an open position are no distribution: with NaN or +inf, or all -inf."""
     best = logits.amax(-1)
     bad = masked & ~best.isfinite()
-    if not bad.any():
-        return
-    row, position = bad.nonzero()[0].tolist()
-    value = float(best[row, position])
-    trouble = "are all -inf" if value == -math.inf else f"contain {'NaN' if math.isnan(value) else '+inf'}"
-    raise UnmaskError(f"the logits of row {row}, position {position} {trouble}; every open position needs a prediction")
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    if bad.any():
+        row, position = bad.nonzero()[0].tolist()
+        largest = float(best[row, position])
+        raise UnmaskError(f"the logits of row {row}, position {position} are no prediction: the largest is {largest}")

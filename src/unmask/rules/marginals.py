@@ -59,7 +59,7 @@ def entropy(logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None 
 def top2_margin(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "*positions"]:
     """Gap between the log-probabilities of the two best tokens, at least float32; +inf where only one can occur."""
     # The two best are found before they are widened, which for half precision saves a copy of all logits.
-    best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
+    best = logits.detach().topk(min(2, logits.shape[-1]), dim=-1).values
     best = best.to(torch.promote_types(best.dtype, torch.float32))
     return best[..., 0] - best[..., 1] if best.shape[-1] == 2 else torch.full_like(best[..., 0], torch.inf)
 

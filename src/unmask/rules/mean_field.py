@@ -23,11 +23,29 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.device import widest_float
+from unmask.options import check_bounds, parameter
 from unmask.rules.marginals import top2_margin, top2_probabilities
 from unmask.rules.overlap import pairwise_overlap
+from unmask.rules.selection import best_if_none
 
 # A smaller overlap counts as none: dividing by it would turn rounding noise into full repulsion.
 _NO_OVERLAP = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What can be chosen about the rule; see `mean_field_commit`."""
+
+    threshold: float = parameter(0.85, within="(0, 1]")
+    iterations: int = parameter(2, least=0)
+    interaction: str = parameter("jsd", choices=("jsd", "uniform", "none"))
+    uniform_weight: float = parameter(1.0, within="[0, inf)")
+    normalize: str = parameter("max", choices=("max", "none"))
+    fallback: str = parameter("field", choices=("field", "confidence"))
+    vocabulary: int | None = parameter(None, least=1)
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,34 +61,23 @@ class MeanFieldCommit:
     elbo: Float[Tensor, "r b"] | None = None  # the evidence lower bound at each of these
 
 
-def mean_field(
-    logits: Float[Tensor, "b m v"],
-    is_open: Bool[Tensor, "b m"],
-    *,
-    threshold: float,
-    iterations: int,
-    interaction: str,
-    uniform_weight: float,
-    normalize: str,
-    fallback: str,
-    vocabulary: int | None,
-) -> MeanFieldCommit:
+def mean_field(logits: Float[Tensor, "b m v"], is_open: Bool[Tensor, "b m"], rule: Parameters) -> MeanFieldCommit:
     """The commits among the open positions of each row."""
     margin = top2_margin(logits).where(is_open, 0.0)
-    if interaction == "jsd":
-        overlap = without_diagonal(pairwise_overlap(logits, masked=is_open, vocabulary=vocabulary))
-        overlap = normalised(overlap) if normalize == "max" else overlap
+    if rule.interaction == "jsd":
+        overlap = without_diagonal(pairwise_overlap(logits, masked=is_open, vocabulary=rule.vocabulary))
+        overlap = normalised(overlap) if rule.normalize == "max" else overlap
     else:
         both_open = is_open.unsqueeze(-1) & is_open.unsqueeze(-2)
-        weight = uniform_weight if interaction == "uniform" else 0.0
+        weight = rule.uniform_weight if rule.interaction == "uniform" else 0.0
         overlap = without_diagonal(both_open.to(margin.dtype) * weight)
 
-    field = mean_field_history(margin, overlap, iterations)[-1].masked_fill(~is_open, -torch.inf)
+    field = mean_field_history(margin, overlap, rule.iterations)[-1].masked_fill(~is_open, -torch.inf)
     intensity = sigmoid(field)
-    commit = is_open & (intensity >= threshold)
+    commit = is_open & (intensity >= rule.threshold)
 
-    preference = field if fallback == "field" else top2_probabilities(logits, dtype=margin.dtype)[..., 0]
-    commit = at_least_one(commit, preference, is_open)
+    preference = field if rule.fallback == "field" else top2_probabilities(logits, dtype=margin.dtype)[..., 0]
+    commit = commit | best_if_none(commit, preference, is_open)
     return MeanFieldCommit(commit=commit, score=field, intensity=intensity, margin=margin, overlap=overlap)
 
 
@@ -103,14 +110,3 @@ def normalised(overlap: Float[Tensor, "b m m"]) -> Float[Tensor, "b m m"]:
         return overlap
     largest = overlap.amax((-2, -1), keepdim=True)
     return (overlap / largest).where(largest > _NO_OVERLAP, 0.0)
-
-
-def at_least_one(
-    commit: Bool[Tensor, "b m"], preference: Float[Tensor, "b m"], is_open: Bool[Tensor, "b m"]
-) -> Bool[Tensor, "b m"]:
-    """The commits; a row with open positions but no commit gets its preferred one."""
-    if is_open.shape[1] == 0:
-        return commit
-    best = preference.masked_fill(~is_open, -torch.inf).argmax(-1, keepdim=True)
-    stuck = is_open.any(-1, keepdim=True) & ~commit.any(-1, keepdim=True)
-    return commit.scatter(-1, best, commit.gather(-1, best) | stuck)

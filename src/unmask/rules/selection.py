@@ -1,18 +1,10 @@
-"""Small functions that most decisions about positions need: ranking, what can be proposed, what does not conflict."""
+"""Small functions that most decisions about positions need: ranking, and what does not conflict."""
 
 from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-
-def can_occur(
-    tokens: Int[Tensor, "b k"], logits: Float[Tensor, "b k v"], masked: Bool[Tensor, "b k"]
-) -> Bool[Tensor, "b k"]:
-    """Open positions whose token is not ruled out by a logit of -inf; what closed positions hold does not matter."""
-    readable = tokens.long() * masked
-    return masked & (logits.gather(-1, readable[..., None]).squeeze(-1) != -torch.inf)
 
 
 def rank_of(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
@@ -39,6 +31,13 @@ def open_scores(score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]) -> Flo
     score = score if score.is_floating_point() else score.float()
     lowest = torch.finfo(score.dtype).min
     return score.nan_to_num(nan=lowest, neginf=lowest).where(masked, -torch.inf)
+
+
+def best_if_none(
+    commit: Bool[Tensor, "b k"], score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]
+) -> Bool[Tensor, "b k"]:
+    """The best-scored open position of each row that has no commit, and nothing in the others."""
+    return best_scored(score, masked, 1) & ~commit.any(-1, keepdim=True)
 
 
 def compatible(

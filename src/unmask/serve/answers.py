@@ -1,6 +1,6 @@
 """What a client asked for and reads: an answer as a whole, or the server-sent events of one that is streamed.
 
-answer_schema.py has the shapes. Here answers are plain data: in a chunk, a null field differs from a missing one.
+schema.py has the shapes. Here answers are plain data: in a chunk, a null field differs from a missing one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from unmask import policies
 from unmask.engine.scheduler import Request
-from unmask.policies import Policy
 from unmask.serve.logprobs import Logprobs
 from unmask.serve.schema import Body
 from unmask.serve.strict_json import dumps
@@ -29,21 +28,19 @@ class Answer:
     body: Body
     model: str  # as clients call it
     requests: list[Request]  # one for each choice: prompt by prompt, each prompt with seeds that count up
-    policy: Policy
-    seed: int  # of the first choice
     ignored: list[str]
-    logprobs: list[Logprobs]  # of each request, if asked for
+    logprobs: dict[Request, Logprobs]  # none: not asked for
     header: dict[str, Any] | None  # of the events, if they are asked for
-    outputs: dict[int, Output] = field(default_factory=dict)
+    outputs: dict[Request, Output] = field(default_factory=dict)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def hear(self, index: int, event: StreamEvent) -> None:
+    def hear(self, request: Request, event: StreamEvent) -> None:
         """Note what the answer needs of an event of a text."""
         if self.logprobs:
-            self.logprobs[index].hear(event)
+            self.logprobs[request].hear(event)
         if event.output is not None:
-            self.outputs[index] = event.output
+            self.outputs[request] = event.output
 
     @property
     def done(self) -> bool:
@@ -52,11 +49,11 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """Everything at once."""
         kind, choices = "chat.completion" if self.body.chat else "text_completion", []
-        for index, output in sorted(self.outputs.items()):
+        for index, request in enumerate(self.requests):
+            output = self.outputs[request]
             message = {"message": {"role": "assistant", "content": output.text}}
             said = message if self.body.chat else {"text": output.text}
-            tokens = self.logprobs[index] if self.logprobs else None
-            logprobs = None if tokens is None else tokens.form(tokens.take(output))
+            logprobs = self.logprobs[request].take(output) if self.logprobs else None
             choices.append(_choice(index, said, output.finish_reason, logprobs))
         return self._head(kind) | {"choices": choices} | self.costs()
 
@@ -66,15 +63,14 @@ class Answer:
         roles = range(len(self.requests) if self.body.chat else 0)
         return header + b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in roles)
 
-    def frames(self, index: int, event: StreamEvent) -> bytes:
+    def frames(self, request: Request, event: StreamEvent) -> bytes:
         """Hear an event of a text; the server-sent events for it: the pass, if asked for, new text, and the end."""
-        self.hear(index, event)
-        found, logprobs = b"", None
+        self.hear(request, event)
+        index, found, logprobs = self.requests.index(request), b"", None
         if self.header is not None and event.step is not None:
-            found += self._event("pass", pass_line(index, event.step, self.requests[index].token_text))
+            found += self._event("pass", pass_line(index, event.step, request.token_text))
         if self.logprobs and (event.text_delta or event.output is not None):
-            tokens = self.logprobs[index].take(event.output)
-            logprobs = self.logprobs[index].form(tokens) if tokens else None
+            logprobs = self.logprobs[request].take(event.output)
         if event.text_delta:
             found += self._chunk(index, {"content": event.text_delta}, logprobs=logprobs)
             logprobs = None
@@ -112,18 +108,18 @@ class Answer:
 
     def costs(self) -> dict[str, Any]:
         """`usage` and `decoding` of the whole request."""
-        outputs = [self.outputs[index] for index in range(len(self.requests))]
+        plan, outputs = self.requests[0].plan, [self.outputs[request] for request in self.requests]
         prompt = sum(output.usage.prompt_tokens for output in outputs[:: self.body.n or 1])
         completion = sum(output.usage.completion_tokens for output in outputs)
         passes = sum(output.usage.forward_passes for output in outputs)
         decoding: dict[str, Any] = {
-            "policy": policies.name_of(self.policy),
-            "seed": self.seed,
+            "policy": policies.name_of(plan.policy),
+            "seed": plan.settings.seed,
             "forward_passes": passes,
-            "tokens_per_pass": completion / passes if passes else 0.0,
+            "tokens_per_pass": completion / passes,
             "ignored": self.ignored,
         }
-        if (self.body.decoding or {}).get("step_map"):
+        if self.body.decoding is not None and self.body.decoding.step_map:
             maps = [output.step_map for output in outputs]
             decoding["step_map"] = maps[0] if len(maps) == 1 else maps
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

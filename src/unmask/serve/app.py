@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+import contextlib
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -11,11 +13,13 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.types import Receive
 
 from unmask import __version__
 from unmask.engine.generator import Generator
-from unmask.serve import answer_schema, pages, prompts, schema
+from unmask.serve import pages, prompts, schema
 from unmask.serve.answers import Answer, frame
 from unmask.serve.errors import ApiError, answer_to, overdue
 from unmask.serve.guard import CheckedRequest, CheckedRoute, Guard
@@ -33,7 +37,7 @@ router = APIRouter(route_class=CheckedRoute)
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors that a route may answer with, for the OpenAPI document."""
-    return {status: {"model": answer_schema.ErrorBody} for status in statuses}
+    return {status: {"model": schema.ErrorBody} for status in statuses}
 
 
 _BODY_RESPONSES = _errors(400, 401, 404, 408, 413, 429, 500, 503)
@@ -45,14 +49,15 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, ticket: Ticket) -> None:
+    def __init__(self, answer: Answer, ticket: Ticket, deadline: float) -> None:
         # Without these headers, proxies may hold frames back.
         super().__init__(_frames(answer, ticket), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self.ticket = ticket
+        self.ticket, self.deadline = ticket, deadline
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         # Only under some versions of ASGI does the parent's own method notice that a client has left.
-        await _unless_gone(self.ticket, receive, self.stream_response(send))
+        async with _watched(self.ticket, receive, self.deadline):
+            await self.stream_response(send)
 
 
 class App(FastAPI):
@@ -76,22 +81,20 @@ def create_app(served: Served) -> App:
     app.state.served = served
     app.include_router(router)
     app.include_router(pages.router)
-    for kind in (HTTPException, RequestValidationError, RecursionError, Exception):
+    for kind in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _error_response)
     config = served.config
     app.add_middleware(Guard, keys=config.api_keys, most=config.max_requests_per_key)
     if config.cors_origin:  # outside the guard: a browser asks for leave without the key, and must read a refusal
-        allowed: dict[str, Any] = {
-            "allow_methods": ["GET", "POST"],
-            "allow_headers": ["*"],
-            "expose_headers": ["Retry-After"],
-        }
+        allowed: Any = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["Retry-After"]}
         app.add_middleware(CORSMiddleware, allow_origins=config.cors_origin, **allowed)
     app.add_middleware(Counting, metrics=served.worker.metrics)
     return app
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
+    if isinstance(error.__cause__, ClientDisconnect):  # while its body was read
+        return Response(status_code=GONE)
     if isinstance(error, RequestValidationError):
         error = schema.complaint(error.errors())
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
@@ -102,23 +105,20 @@ async def _error_response(request: Request, error: Exception) -> Response:
     return _reply(answer.body, answer.status_code, answer.headers)
 
 
-_PROBES = {
-    "/health": (Served.check_health, "Whether work is taken, and gets on."),
-    "/health/live": (Served.check_alive, "Whether the engine is there and not stuck; else start the process anew."),
-    "/health/ready": (Served.check_ready, "Whether a request would be taken now."),
-}
+def _add_probe(path: str, check: Callable[[Served], None], about: str) -> None:
+    """A route that answers 200, unless the check raises."""
+
+    async def probe(request: Request) -> Response:
+        check(_served(request))
+        return _reply({"status": "ok"})
+
+    router.add_api_route(path, probe, methods=["GET"], description=about, responses=_errors(503))
+    router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
 
 
-async def _probe(request: Request) -> Response:
-    check, _ = _PROBES[request.scope["route"].path]
-    check(_served(request))
-    return _reply({"status": "ok"})
-
-
-for _path, (_, _about) in _PROBES.items():
-    _described: dict[str, Any] = {"response_model": answer_schema.Health, "responses": _errors(503)}
-    router.add_api_route(_path, _probe, methods=["GET"], description=_about, **_described)
-    router.add_api_route(_path, _probe, methods=["HEAD"], include_in_schema=False)
+_add_probe("/health", Served.check_health, "Whether work is taken, and gets on.")
+_add_probe("/health/live", Served.check_alive, "Whether the engine is there and not stuck; else restart the process.")
+_add_probe("/health/ready", Served.check_ready, "Whether a request would be taken now.")
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=_errors(401))
@@ -127,38 +127,38 @@ async def metrics(request: Request) -> Response:
     return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
-@router.get("/v1/models", response_model=answer_schema.ModelList, responses=_errors(401))
+@router.get("/v1/models", responses=_errors(401))
 async def models(request: Request) -> Response:
     """The model that is served."""
     return _reply({"object": "list", "data": [_served(request).model]})
 
 
-@router.get("/v1/models/{name:path}", response_model=answer_schema.Model, responses=_errors(401, 404))
+@router.get("/v1/models/{name:path}", responses=_errors(401, 404))
 async def model(name: str, request: Request) -> Response:
     """That model, by its name, which may have slashes."""
     check_model(name, _served(request).name)
     return _reply(_served(request).model)
 
 
-@router.post("/v1/completions", response_model=answer_schema.Completion, responses=_DECODING_RESPONSES)
+@router.post("/v1/completions", response_model=schema.Completion, responses=_DECODING_RESPONSES)
 async def completions(body: schema.CompletionRequest, request: CheckedRequest) -> Response:
     """Continue prompts as they are, without a chat template."""
     return await _answer(body, request)
 
 
-@router.post("/v1/chat/completions", response_model=answer_schema.ChatCompletion, responses=_DECODING_RESPONSES)
+@router.post("/v1/chat/completions", response_model=schema.Completion, responses=_DECODING_RESPONSES)
 async def chat_completions(body: schema.ChatRequest, request: CheckedRequest) -> Response:
     """Answer a conversation through the checkpoint's chat template."""
     return await _answer(body, request)
 
 
-@router.post("/tokenize", response_model=answer_schema.Tokenized, responses=_BODY_RESPONSES)
+@router.post("/tokenize", response_model=schema.Tokenized, responses=_BODY_RESPONSES)
 async def tokenize(body: schema.TokenizeRequest, request: Request) -> Response:
     """The token ids of a prompt or of a conversation, as the model would get them."""
     return await _convert(prompts.tokenize, body, request)
 
 
-@router.post("/detokenize", response_model=answer_schema.Detokenized, responses=_BODY_RESPONSES)
+@router.post("/detokenize", response_model=schema.Detokenized, responses=_BODY_RESPONSES)
 async def detokenize(body: schema.DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens included."""
     return await _convert(prompts.detokenize, body, request)
@@ -173,8 +173,7 @@ async def _convert(convert: Callable[[Any, Generator], dict[str, Any]], body: An
 
 async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     served = _served(request)
-    limit_s = served.config.request_timeout_s
-    deadline = request.arrived + limit_s if limit_s else None
+    deadline = request.arrived + (served.config.request_timeout_s or math.inf)
     served.worker.check_room()  # before the work of encoding; `submit` checks again, for all texts
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     try:
@@ -182,18 +181,13 @@ async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
             answer = await asyncio.to_thread(served.translate, body)
     except TimeoutError as error:
         raise overdue() from error
-    streamed = bool(body.stream)
-    ticket = served.worker.submit(answer.requests, streamed=streamed or bool(answer.logprobs), deadline=deadline)
-    if streamed:
-        return EventStream(answer, ticket)
-    await _unless_gone(ticket, request.receive, _hear_all(answer, ticket))
+    ticket = served.worker.submit(answer.requests, streamed=bool(body.stream or answer.logprobs))
+    if body.stream:
+        return EventStream(answer, ticket, deadline)
+    async with _watched(ticket, request.receive, deadline):
+        while not answer.done:
+            answer.hear(*await ticket.next())
     return _reply(answer.whole()) if answer.done else Response(status_code=GONE)
-
-
-async def _hear_all(answer: Answer, ticket: Ticket) -> None:
-    while not answer.done:
-        if (news := await ticket.next()) is not None:
-            answer.hear(*news)
 
 
 async def _frames(answer: Answer, ticket: Ticket) -> AsyncGenerator[bytes]:
@@ -204,34 +198,42 @@ async def _frames(answer: Answer, ticket: Ticket) -> AsyncGenerator[bytes]:
             yield first
         spoke = now()
         while not answer.done:
-            news = await ticket.next(spoke + SILENCE_S)
-            told = b"" if news is None else answer.frames(*news)
-            if told or now() >= spoke + SILENCE_S:
+            told = STILL_HERE
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(spoke + SILENCE_S):
+                    told = answer.frames(*await ticket.next())
+            if told:
                 spoke = now()
-                yield told or STILL_HERE
+                yield told
     except ApiError as error:
         yield frame(error.body)
         return
     yield answer.last_frames()
 
 
-async def _unless_gone(ticket: Ticket, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, until the client leaves; however it ends, the engine drops the texts that are left."""
+@contextlib.asynccontextmanager
+async def _watched(ticket: Ticket, receive: Receive, deadline: float) -> AsyncGenerator[None]:
+    """End the block when the client leaves; however it ends, the engine drops the texts that are left.
 
-    async def gone() -> None:
+    When the time is up, the ticket tells an error, which ends the block in its own way.
+    """
+
+    async def heed() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        staying.reschedule(0.0)
 
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    loop = asyncio.get_running_loop()
+    timer = loop.call_at(deadline, ticket.abandon, overdue())
+    heeding = loop.create_task(heed())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done():
-            tasks[0].result()  # raises what the work raised
+        with contextlib.suppress(TimeoutError):  # the client has left
+            async with asyncio.timeout(None) as staying:
+                yield
     finally:
+        timer.cancel()
+        heeding.cancel()
         ticket.abandon()
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 def _reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

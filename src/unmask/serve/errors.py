@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from unmask.errors import KEYWORD, OutOfMemory, TooLong, UnmaskError, WrongOption
-from unmask.settings import Settings
+from unmask.errors import OutOfMemory, TooLong, UnmaskError, WrongOption
 
-OBJECTS = ("decoding", "decoding.events")  # fields that hold options
 LONGEST = 500  # letters of a message: it may quote what a client sent
 
 
@@ -29,29 +26,23 @@ class ApiError(HTTPException):
         headers: dict[str, str] | None = None,
     ) -> None:
         message = " ".join(message.split())
-        self.message = message if len(message) <= LONGEST else f"{message[:LONGEST]}..."
+        message = message if len(message) <= LONGEST else f"{message[:LONGEST]}..."
+        super().__init__(status, detail=message, headers=headers)
         self.param, self.code = param, code
-        super().__init__(status, detail=self.message, headers=headers)
 
     @property
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if self.status_code == 429 else kind
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
-def _as_field(found: re.Match[str]) -> str:
-    return f"{found[1]}: {found[2]}" if found[1] in Settings.__dataclass_fields__ else found[0]
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
 def wrong(message: object, *, param: str | None = None) -> ApiError:
     """A request that cannot be served as it was made; `message` may be the error that says why."""
     code = "context_length_exceeded" if isinstance(message, TooLong) else None
     if isinstance(message, WrongOption):  # by the name of the field, which may lie inside another
-        place = f"{param}.{message.name}" if param in OBJECTS else param or message.name
-        message = f"{place} {message.problem}"
-    elif isinstance(message, UnmaskError):
-        message = KEYWORD.sub(_as_field, message.http or str(message))
+        param = f"decoding.{message.name}" if param == "decoding" else param or message.name
+        message = f"{param} {message.problem}"
     return ApiError(400, str(message), param=param, code=code)
 
 
@@ -62,6 +53,8 @@ def blaming(param: str | None) -> Generator[None]:
         yield
     except (ValueError, OverflowError) as error:
         raise wrong(error, param=param) from error
+    except RecursionError as error:  # raised while an error quotes the value
+        raise wrong(f"{param} is nested too deeply", param=param) from error
 
 
 def closing() -> ApiError:
@@ -80,21 +73,12 @@ def dawdling(what: str, limit_s: float) -> ApiError:
     return ApiError(408, message, code="timeout", headers={"Connection": "close"})
 
 
-def answer_to(error: Exception) -> ApiError:
-    """What a client gets for an error that was raised while its request was read."""
+def answer_to(error: BaseException) -> ApiError:
+    """What a client gets for any error: the message of an error of ours, the type alone of any other."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RecursionError):  # raised while an error quotes a deeply nested value
-        return wrong("the body is nested too deeply")
-    if isinstance(error, MemoryError):
-        return failed(error)
-    return ApiError(500, f"internal error: {type(error).__name__}; the log has more")
-
-
-def failed(error: BaseException) -> ApiError:
-    """An error of the engine as a client gets it: the message of an error of ours, the type alone of any other."""
     if isinstance(error, OutOfMemory | MemoryError):
         return ApiError(503, str(error) or "the server ran out of memory", code="out_of_memory")
     if isinstance(error, UnmaskError):
         return ApiError(500, str(error), code="engine_failed")
-    return ApiError(500, f"decoding failed: {type(error).__name__}; the log has more", code="engine_failed")
+    return ApiError(500, f"internal error: {type(error).__name__}; the log has more", code="engine_failed")

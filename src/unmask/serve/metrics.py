@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,8 +25,7 @@ class Metrics:
         times = partial(Histogram, buckets=SECONDS, registry=own)
         self.requests = count("unmask_http_requests_total", "Requests answered.", ["route", "status"])
         self.in_flight = gauge("unmask_http_requests_in_flight", "Requests not answered yet.")
-        about = "From a request to the end of its answer."
-        self.duration = times("unmask_http_request_duration_seconds", about, ["route"])
+        self.duration = times("unmask_http_request_duration_seconds", "To the end of the answer.", ["route"])
         self.waiting = gauge("unmask_queue_texts", "Texts that wait to be decoded.")
         self.passes = count("unmask_forward_passes_total", "Forward passes, counted for each text in the batch.")
         self.batch_passes = count("unmask_batch_passes_total", "Forward passes of the batch, whatever its texts.")
@@ -37,12 +35,9 @@ class Metrics:
         self.prompt = count("unmask_prompt_tokens_total", "Tokens of the prompts that were finished.")
         self.stalled = gauge("unmask_engine_stalled_seconds", "Since the last pass or the begin of work; 0: no work.")
         self.connections = gauge("unmask_connections", "Open connections.")
-        about = "Connections closed by the server: slow, idle while another needed the place, or one too many."
-        self.dropped = count("unmask_connections_dropped_total", about, ["reason"])
-        about = "Connections that could not be accepted: too many open files, or no memory."
-        self.accept_errors = count("unmask_accept_errors_total", about)
-        about = "From joining the queue to the first letter that is certain."
-        self.first_text = times("unmask_time_to_first_text_seconds", about)
+        self.dropped = count("unmask_connections_dropped_total", "Connections closed by the server.", ["reason"])
+        self.accept_errors = count("unmask_accept_errors_total", "Connections that could not be accepted.")
+        self.first_text = times("unmask_time_to_first_text_seconds", "From the queue to the first certain letter.")
 
     def heard(self, event: StreamEvent, *, passes: int, wanted: bool = True) -> None:
         """Count what one pass did to one text, `passes` being those of the batch so far.
@@ -57,9 +52,6 @@ class Metrics:
         if event.output is not None and wanted:
             self.kept.inc(event.output.usage.completion_tokens)
             self.prompt.inc(event.output.usage.prompt_tokens)
-
-    def page(self) -> bytes:
-        return generate_latest(self.registry)
 
     def families(self) -> list[Metric]:
         """The values of this moment, as plain data."""
@@ -91,26 +83,15 @@ class Counting:
 
         async def sending(message: dict[str, Any]) -> None:
             nonlocal status, ended
-            if status != GONE:
-                status = message.get("status", status)
             await send(message)
+            status = message.get("status", status)
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-        async def receiving() -> dict[str, Any]:
-            nonlocal status
-            message = await receive()
-            if message["type"] == "http.disconnect" and not ended:
-                status = GONE
-            return message
 
         with self.metrics.in_flight.track_inprogress():
             try:
-                await self.app(scope, receiving, sending)
-            except asyncio.CancelledError:  # by Ray Serve, whose client has left
-                status = GONE
-                raise
+                await self.app(scope, receive, sending)
             finally:
                 # The route's pattern, not the path: clients can make up paths, and each would stay a label for ever.
                 route = getattr(scope.get("route"), "path", "other")
-                self.metrics.requests.labels(route, status).inc()
+                self.metrics.requests.labels(route, status if ended else GONE).inc()
                 self.metrics.duration.labels(route).observe(time.perf_counter() - began)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.staticfiles import StaticFiles
 
 from unmask import policies, tasks, web
 from unmask.engine.plan import preset_name
@@ -31,17 +33,17 @@ PROMPTS = {
     "List": "Name five rivers of Europe and the seas into which they flow.",
 }
 FILES = {"/": "index.html", "/docs": "docs.html", "/favicon.ico": "icon.svg"}
+files = StaticFiles(directory=web.FOLDER)
 router = APIRouter()
 
 
 async def _file(request: Request) -> Response:
-    found = web.asset(FILES.get(request.scope["route"].path) or request.path_params["name"])
-    if found is None:
+    name = FILES.get(request.scope["route"].path) or request.path_params["name"]
+    if not re.fullmatch(web.PUBLIC, name):
         raise HTTPException(404)
-    headers = HEADERS | {"ETag": found.tag, "Content-Type": found.kind}
-    if request.headers.get("if-none-match") == found.tag:
-        return Response(status_code=304, headers=headers)
-    return Response(found.content, headers=headers)
+    response = await files.get_response(name, request.scope)
+    response.headers.update(HEADERS)
+    return response
 
 
 for path in (*FILES, "/assets/{name}"):

@@ -30,12 +30,11 @@ def _joined(parts: list[GivenPart | MaskPart], llm: Generator) -> list[int]:
         raise TooLong(f"{masks} masks are more than the {llm.spec.max_length} positions of {llm.spec.name}")
     if masks == 0:
         raise UnmaskError('the parts of prompt have no hole; give one as {"mask": N}, or the prompt as a text')
-    ids = [] if isinstance(parts[0], GivenPart) else encode_prompt(llm.spec, llm.codec, "", special=False)
+    ids: list[int] = []
     for number, part in enumerate(parts):
-        if isinstance(part, MaskPart):
-            ids += [llm.spec.mask_id] * part.mask
-        else:
-            ids += encode_prompt(llm.spec, llm.codec, part.text, special=False, begins=number == 0)
+        text, missing = ("", part.mask) if isinstance(part, MaskPart) else (part.text, 0)
+        ids += encode_prompt(llm.spec, llm.codec, text, special=False, begins=number == 0)
+        ids += [llm.spec.mask_id] * missing
     return ids
 
 
@@ -62,15 +61,13 @@ def tokenize(body: TokenizeRequest, llm: Generator) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise wrong("give either prompt or messages", param="prompt")
     if body.messages is not None:
-        messages = _messages(body.messages)
         with blaming("messages"):
-            ids = llm.codec.chat(messages)
+            ids = llm.codec.chat(_messages(body.messages))
     else:
         special = body.add_special_tokens is not False
         with blaming("prompt"):
             ids = encode_prompt(llm.spec, llm.codec, body.prompt or "", special=special, begins=special)
-    texts = {token: llm.codec.token_text(token) for token in set(ids)}
-    found = {"tokens": ids, "token_texts": [texts[token] for token in ids], "count": len(ids)}
+    found = {"tokens": ids, "token_texts": [llm.codec.token_text(token) for token in ids], "count": len(ids)}
     return found | {"max_model_len": llm.spec.max_length, "ignored": sorted(body.model_extra or {})}
 
 

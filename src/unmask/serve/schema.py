@@ -1,7 +1,7 @@
-"""What comes in over HTTP: OpenAI's requests, and what we add to them under `decoding`.
+"""What goes over HTTP: OpenAI's requests and answers, and what we add to them under `decoding`.
 
-A request is checked for its shape; what its values mean is for translate.py. pydantic is used only here and in
-answer_schema.py.
+A request is checked for its shape; what its values mean is for translate.py. An answer is plain data, made in
+answers.py; its shape is for the OpenAPI document. pydantic is used only here.
 """
 
 from __future__ import annotations
@@ -11,74 +11,27 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from unmask.engine.detail import Detail
 from unmask.serve.errors import ApiError, wrong
 from unmask.settings import Settings
 
-MOST_LOGPROBS = 20  # candidates of each token
+MOST_CANDIDATES = 20  # of each token
 MOST_STOPS = 64  # strings, each of which is looked for after every pass; counted in translate.py
 # Error texts for fields that may have several forms, instead of pydantic's line for each form.
 FORMS = {
     "prompt": 'a text, a list of texts, token ids, a list of lists of them, or parts {"text": ...} and {"mask": N}',
     "suffix": "a text or a list of token ids",
     "stop": "a string or a list of strings",
-    "logprobs": f"a number from 0 to {MOST_LOGPROBS} for a prompt, true or false for a conversation",
+    "logprobs": f"a number from 0 to {MOST_CANDIDATES} for a prompt, true or false for a conversation",
     "content": 'a string or a list of parts {"type": "text", "text": ...}',
+    "events": f'true, false or {{"candidates": 0 to {MOST_CANDIDATES}, "overlap": true or false}}',
 }
-
-
-def _decoding_schema() -> dict[str, Any]:
-    known = TypeAdapter(Settings).json_schema()["properties"]
-    for item in fields(Settings):
-        known[item.name]["description"] = item.metadata["help"]
-    events: dict[str, Any] = {"anyOf": [{"type": "boolean"}, TypeAdapter(Detail).json_schema()]}
-    events["description"] = "Send what each pass did between the chunks of a stream."
-    own = {
-        "policy": {"type": "string", "description": "A policy's name; its parameters may stand beside it."},
-        "step_map": {"type": "boolean", "description": "Tell which forward pass committed each token."},
-        "events": events,
-    }
-    about = "How to decode: a policy, its parameters, any of our settings; whether a step map and events are wanted."
-    return {"type": "object", "description": about, "properties": own | known, "additionalProperties": True}
-
-
-def _form(prompt: Any) -> str:
-    """Which form of a prompt is meant, by its first element: to try one after the other would take too long."""
-    if not isinstance(prompt, list):
-        return "text"
-    if not prompt or isinstance(prompt[0], int):
-        return "ids"
-    return {str: "texts", dict: "parts"}.get(type(prompt[0]), "lists")
-
-
-class GivenPart(BaseModel):
-    """A piece of a text with holes that is there."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    text: str
-
-
-class MaskPart(BaseModel):
-    """A hole of so many tokens."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    mask: int = Field(ge=1)
-
-
-Decoding = Annotated[dict[str, Any], WithJsonSchema(_decoding_schema())]
+SAID = {"missing": "is missing", "model_type": "must be an object", "model_attributes_type": "must be an object"}
 FirstFault = Field(fail_fast=True)  # for every list: one error for each of a million faults would take minutes
 TokenIds = Annotated[list[int], FirstFault]
+ManyTokenIds = Annotated[list[TokenIds], FirstFault]
 Texts = Annotated[list[str], FirstFault]
-Prompts = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[Texts, Tag("texts")]
-    | Annotated[TokenIds, Tag("ids")]
-    | Annotated[list[TokenIds], FirstFault, Tag("lists")]
-    | Annotated[list[GivenPart | MaskPart], FirstFault, Tag("parts")],
-    Discriminator(_form),
-]
 
 
 def _about(description: str, **more: Any) -> Any:
@@ -90,15 +43,30 @@ def _example(**body: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [body]})
 
 
-class _Checked(BaseModel):
-    # Strict: neither "5" nor true is a number. Extra fields are kept, to be reported as ignored.
-    model_config = ConfigDict(strict=True, extra="allow")
+def _add_settings(schema: dict[str, Any]) -> None:
+    """Our settings, which are checked elsewhere, among the fields of an object in the OpenAPI document."""
+    known = TypeAdapter(Settings).json_schema()["properties"]
+    for item in fields(Settings):
+        schema["properties"][item.name] = known[item.name] | {"description": item.metadata["help"]}
 
 
-class StreamOptions(_Checked):
-    """What a stream has beside the text."""
+class _Checked(BaseModel, strict=True, extra="allow"):
+    """Neither "5" nor true is a number. Fields that we do not know are kept, to be reported as ignored."""
 
-    include_usage: bool | None = _about("A last chunk with the usage of the whole request.")
+
+class GivenPart(BaseModel, strict=True, extra="forbid"):
+    """A piece of a text with holes that is there."""
+
+    text: str
+
+
+class MaskPart(BaseModel, strict=True, extra="forbid"):
+    """A hole of so many tokens."""
+
+    mask: int = Field(ge=1)
+
+
+Parts = Annotated[list[GivenPart | MaskPart], FirstFault]
 
 
 class TextPart(_Checked):
@@ -113,6 +81,28 @@ class Message(_Checked):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], FirstFault]
+
+
+class StreamOptions(_Checked):
+    """What a stream has beside the text."""
+
+    include_usage: bool | None = _about("A last chunk with the usage of the whole request.")
+
+
+class Events(BaseModel, strict=True, extra="forbid"):
+    """The numbers behind each pass; they cost time."""
+
+    candidates: int = Field(5, ge=0, le=MOST_CANDIDATES, description="Likeliest tokens of every open position.")
+    overlap: bool = Field(False, description="The overlap matrix, for policies that have one.")
+
+
+class Decoding(_Checked):
+    """How to decode: a policy, its parameters, any of our settings; whether a step map and events are wanted."""
+
+    model_config = ConfigDict(json_schema_extra=_add_settings)
+    policy: str | None = _about("A policy's name; its parameters may stand beside it.")
+    step_map: bool | None = _about("Tell which forward pass committed each token.")
+    events: bool | Events | None = _about("Send what each pass did between the chunks of a stream.")
 
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
@@ -145,9 +135,11 @@ class CompletionRequest(_Request):
     """A prompt to continue, the gap between it and a suffix to fill, or a text with holes to fill."""
 
     model_config = _example(prompt="Countdown: 3,4,5,12", max_tokens=48)
-    prompt: Prompts = Field(description="Texts, token ids, or a text with holes: mask tokens, or parts with lengths.")
+    prompt: str | Texts | TokenIds | ManyTokenIds | Parts = Field(
+        description="Texts, token ids, or a text with holes: mask tokens, or parts with lengths."
+    )
     suffix: str | TokenIds | None = _about("What follows; the text between is written.")
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None = _about(
+    logprobs: Annotated[int, Field(ge=0, le=MOST_CANDIDATES)] | Literal[False] | None = _about(
         "Tell the log-probability of each token at the pass that committed it, and of so many candidates."
     )
 
@@ -159,7 +151,7 @@ class ChatRequest(_Request):
     model_config = _example(messages=[{"role": "user", "content": "Countdown: 3,4,5,12"}], max_tokens=48)
     messages: Messages = Field(description="The turns so far, which go through the checkpoint's chat template.")
     logprobs: bool | None = _about("Tell the log-probability of each token at the pass that committed it.")
-    top_logprobs: int | None = _about("And of so many candidates.", ge=0, le=MOST_LOGPROBS)
+    top_logprobs: int | None = _about("And of so many candidates.", ge=0, le=MOST_CANDIDATES)
 
 
 class TokenizeRequest(_Checked):
@@ -183,6 +175,82 @@ class DetokenizeRequest(_Checked):
 Body = CompletionRequest | ChatRequest
 
 
+class Usage(BaseModel):
+    """What was read and written, in tokens; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class DecodingReport(BaseModel):
+    """How it was decoded; passes count for all choices together."""
+
+    policy: str
+    seed: int
+    forward_passes: int
+    tokens_per_pass: float
+    ignored: list[str]
+    step_map: list[int] | list[list[int]] | None = None
+
+
+class ChatText(BaseModel):
+    role: Literal["assistant"]
+    content: str
+
+
+class Choice(BaseModel):
+    """A text, or a message that answers a conversation."""
+
+    index: int
+    text: str | None = _about("Of a completion.")
+    message: ChatText | None = _about("Of a conversation.")
+    logprobs: dict[str, Any] | None = _about("Of each token, at the pass that committed it; in OpenAI's form.")
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class Completion(BaseModel):
+    """The answer to a request, and each chunk of a completion that is streamed."""
+
+    id: str
+    object: Literal["text_completion", "chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+    decoding: DecodingReport | None = None
+
+
+class Tokenized(BaseModel):
+    """Token ids, the text of each, and how many positions the model has for prompt and answer."""
+
+    tokens: list[int]
+    token_texts: list[str]
+    count: int
+    max_model_len: int
+    ignored: list[str]
+
+
+class Detokenized(BaseModel):
+    """The text of token ids."""
+
+    prompt: str
+    ignored: list[str]
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What every error looks like."""
+
+    error: ErrorDetail
+
+
 def request_of(body: Any, kind: type[Body]) -> Body:
     """The body as a request of that kind; raises what the server would answer if it is not one."""
     try:
@@ -202,5 +270,5 @@ def complaint(errors: Sequence[Any]) -> ApiError:
         return wrong(f"{param or 'the body'} has a field whose name holds half a surrogate pair", param=param or None)
     if not param:
         return wrong("the body must be a JSON object")
-    said = "is missing" if first["type"] == "missing" else re.sub(r"^\w+ should", "must", first["msg"])
+    said = SAID.get(first["type"]) or re.sub(r"^\w+ should", "must", first["msg"])
     return wrong(f"{param} {said}", param=param)

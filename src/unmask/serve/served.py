@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from prometheus_client import generate_latest
+
 from unmask.engine.generator import Generator
-from unmask.engine.scheduler import Request
 from unmask.errors import counted
 from unmask.policies import Policy
 from unmask.serve.answers import Answer
@@ -57,22 +58,19 @@ class Served:
 
     def translate(self, body: Body) -> Answer:
         """What a request asks for; raises if it is wrong, or more than the server allows."""
-        defaults: dict[str, Any] = {"policy": self.policy, "settings": self.settings, "most": self.config.max_queue}
-        answer = translate(body, self.llm, name=self.name, draw_seed=self.config.seed is None, **defaults)
-        self._check_size(answer.requests)
-        return answer
-
-    def _check_size(self, requests: Sequence[Request]) -> None:
-        longest = max(request.canvas.length - len(request.canvas.holes) for request in requests)
-        most = self.config.max_prompt_tokens
-        if most is not None and longest > most:
-            message = f"the prompt has {longest} tokens; this server takes at most {most}"
+        config = self.config
+        defaults: dict[str, Any] = {"policy": self.policy, "settings": self.settings, "most": config.max_queue}
+        answer = translate(body, self.llm, name=self.name, draw_seed=config.seed is None, **defaults)
+        canvases = [request.canvas for request in answer.requests]
+        longest = max(canvas.length - len(canvas.holes) for canvas in canvases)
+        if longest > (config.max_prompt_tokens or longest):
+            message = f"the prompt has {longest} tokens; this server takes at most {config.max_prompt_tokens}"
             raise ApiError(400, message, code="context_length_exceeded")
-        total, most = sum(request.canvas.length for request in requests), self.config.max_total_tokens
-        if most is not None and total > most:
-            asked = f"{counted(len(requests), 'text')} of {total} tokens, prompts and max_tokens together"
-            message = f"{asked}; a request may have {most} here"
-            raise ApiError(400, message, code="too_many_tokens")
+        total = sum(canvas.length for canvas in canvases)
+        if total > (config.max_total_tokens or total):
+            asked = f"{counted(len(canvases), 'text')} of {total} tokens, prompts and max_tokens together"
+            raise ApiError(400, f"{asked}; a request may have {config.max_total_tokens} here", code="too_many_tokens")
+        return answer
 
     def refuse(self) -> None:
         """Take no new work, and drop requests whose body is still on its way; in the thread of the event loop."""
@@ -95,9 +93,10 @@ class Served:
 
     def check_ready(self) -> None:
         """Raise if a request would not be taken now."""
-        self.check_health()
-        if self.worker.full:
-            raise ApiError(503, f"the queue of {self.config.max_queue} is full", code="queue_full")
+        self.check_alive()
+        self.worker.check_room(503)
 
     async def metrics_page(self) -> bytes:
-        return self.worker.metrics.page() if self.metrics_of_all is None else await self.metrics_of_all()
+        if self.metrics_of_all is not None:
+            return await self.metrics_of_all()
+        return generate_latest(self.worker.metrics.registry)

@@ -18,14 +18,11 @@ from dataclasses import dataclass, field
 from unmask.engine.generator import Generator
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError
-from unmask.serve.errors import ApiError, closing, failed, overdue
+from unmask.serve.errors import ApiError, answer_to, closing
 from unmask.serve.metrics import Metrics
 from unmask.types import StreamEvent
 
 log = logging.getLogger(__name__)
-
-MOST_FAILURES = 3  # in a row, before the model itself is tried
-MOST_UNREAD = 2**15  # events of one request that its client has not read yet
 
 
 @dataclass(slots=True, eq=False)
@@ -34,38 +31,22 @@ class Ticket:
 
     requests: Sequence[Request]
     streamed: bool = True  # else it gets outputs and errors only: each piece of news wakes the event loop
-    deadline: float | None = None  # in the time of the event loop
     began: float = field(default_factory=time.perf_counter)
-    has_text: bool = False  # this and the next are used by the engine's thread only
-    put_back: bool = False  # into the line, after a failure that another ticket may have caused
+    has_text: bool = False  # used by the engine's thread only
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _news: asyncio.Queue[tuple[int, StreamEvent] | ApiError] = field(default_factory=asyncio.Queue)
+    _news: asyncio.Queue[tuple[Request, StreamEvent] | ApiError] = field(default_factory=asyncio.Queue)
 
-    def tell(self, news: tuple[int, StreamEvent] | ApiError) -> None:
-        """Pass on an event and the number of its text, or the error that ends them all; from any thread."""
+    def tell(self, news: tuple[Request, StreamEvent] | ApiError) -> None:
+        """Pass on an event of a text, or the error that ends them all; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the connection
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
-    async def next(self, until: float | None = None) -> tuple[int, StreamEvent] | None:
-        """The next event and the number of its text; None: there was none until that time of the event loop.
-
-        Raises when the work failed, or when its time is up.
-        """
-        if self.deadline is not None and self._loop.time() >= self.deadline:
-            raise overdue()
-        ends = [end for end in (self.deadline, until) if end is not None]
-        try:
-            async with asyncio.timeout_at(min(ends, default=None)):
-                news = await self._news.get()
-        except TimeoutError:
-            return None
+    async def next(self) -> tuple[Request, StreamEvent]:
+        """The next event of a text; raises the error that ends them all."""
+        news = await self._news.get()
         if isinstance(news, ApiError):
             raise news
         return news
-
-    @property
-    def unread(self) -> int:
-        return self._news.qsize()
 
     def abandon(self, error: ApiError | None = None) -> None:
         """Have the engine drop the texts that are left, and pass on the error that is the reason, if there is one."""
@@ -87,12 +68,11 @@ class Worker:
         self.on_broken: Callable[[], None] = lambda: None
         self._scheduler = Scheduler(rows=rows)
         self._line = self._scheduler.line
-        self._open: dict[Request, tuple[Ticket, int]] = {}  # not answered yet -> its ticket, its number there
+        self._open: dict[Request, Ticket] = {}  # not answered yet
         self._work = threading.Condition()  # guards the two above, except that the engine takes from the line
         self._refusing = self._stopped = False
         self._thread: threading.Thread | None = None
         self._prepared: Future[None] = Future()
-        self._failures = 0  # in a row, without a pass between
         self._moved: float | None = None  # when a pass was last finished, or work began; None: there is no work
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
@@ -100,20 +80,7 @@ class Worker:
 
         A device keeps some state for each thread, so the thread that decodes must prepare it.
         """
-
-        def run() -> None:
-            try:
-                self._prepared.set_result(prepare())
-            except BaseException as error:
-                self._prepared.set_exception(error)
-            else:
-                try:
-                    self._serve()
-                finally:
-                    if not self._stopped:
-                        self._break()
-
-        self._thread = threading.Thread(target=run, name="unmask-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(prepare,), name="unmask-engine", daemon=True)
         self._thread.start()
         self._prepared.result()
 
@@ -124,10 +91,6 @@ class Worker:
     @property
     def accepting(self) -> bool:
         return self.alive and not self._refusing
-
-    @property
-    def full(self) -> bool:
-        return self.waiting() >= self.max_queue
 
     def stalled_s(self) -> float:
         """For how long the engine has had work without finishing a pass."""
@@ -143,24 +106,24 @@ class Worker:
         with self._work:
             return sum(not request.abandoned for request in self._line.copy())
 
-    def check_room(self) -> None:
-        """Raise if no request is taken now.
+    def check_room(self, status: int = 429) -> None:
+        """Raise if no request is taken now; `status` says that the line is full.
 
         While there is room for one text there is room for a request of several: else requests of one text would take
         every place that becomes free, and a larger one would be refused for ever.
         """
         if not self.accepting:
             raise closing()
-        if self.full:
+        if self.waiting() >= self.max_queue:
             message = f"the queue of {self.max_queue} is full; come again in a moment"
-            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+            raise ApiError(status, message, code="queue_full", headers={"Retry-After": "1"})
 
-    def submit(self, requests: Sequence[Request], *, streamed: bool = True, deadline: float | None = None) -> Ticket:
+    def submit(self, requests: Sequence[Request], *, streamed: bool = True) -> Ticket:
         """Put requests into the line, all or none."""
-        ticket = Ticket(requests, streamed, deadline)
+        ticket = Ticket(requests, streamed)
         with self._work:
             self.check_room()
-            self._open |= {request: (ticket, number) for number, request in enumerate(requests)}
+            self._open |= dict.fromkeys(requests, ticket)
             self._line.extend(requests)
             self._work.notify()
         return ticket
@@ -172,13 +135,13 @@ class Worker:
     def under_way(self) -> int:
         """How many tickets are not answered yet; a ticket whose client has left does not count."""
         with self._work:
-            return len({ticket for request, (ticket, _) in self._open.items() if not request.abandoned})
+            return len({ticket for request, ticket in self._open.items() if not request.abandoned})
 
     def drop_all(self) -> None:
         """Drop all texts that are left: their clients are told that the server is shutting down."""
         self.refuse()
         with self._work:
-            tickets = {ticket for ticket, _ in self._open.values()}
+            tickets = set(self._open.values())
         for ticket in tickets:
             ticket.abandon(closing())
 
@@ -191,93 +154,76 @@ class Worker:
         if self._thread is not None and self._prepared.done():  # a warm-up cannot be interrupted
             self._thread.join(timeout_s)
 
+    def _run(self, prepare: Callable[[], None]) -> None:
+        try:
+            self._prepared.set_result(prepare())
+        except BaseException as error:
+            self._prepared.set_exception(error)
+        else:
+            self._serve()
+
     def _serve(self) -> None:
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._line or self._stopped)
                 if not self._line:
                     return
-                head, self._moved = self._line[0], time.monotonic()
+                self._moved = time.monotonic()
             try:
                 for request, event in self.llm.decode(self._scheduler):
                     self._moved = time.monotonic()
                     self._hear(request, event)
             except BaseException as error:  # also what is no Exception, such as a panic of a library
-                self._scheduler.running.clear()
-                self._fail(error, head)
+                self._fail(error)
             self._moved = None
 
     def _hear(self, request: Request, event: StreamEvent) -> None:
         """Count an event and pass it on."""
         self.metrics.heard(event, passes=self._scheduler.passes, wanted=not request.abandoned)
-        error = None
-        if event.step is not None:
-            self._failures, error = 0, event.step.error
+        last = event.step is None or event.step.finished
         with self._work:
             if len(self._line) > self.max_queue:
                 self._forget_abandoned()
-            ticket, number = self._open.get(request, (None, 0))
-            if event.output is not None or request.abandoned or error is not None:
-                self._open.pop(request, None)
-        if ticket is None or request.abandoned:
+            ticket = self._open.pop(request) if last else self._open[request]
+        if request.abandoned:
             return
-        if error is not None:  # the texts of other tickets go on
-            log.error("decoding failed: %s", error)
-            ticket.abandon(failed(error))
+        if event.step is not None and event.step.error is not None:  # the texts of other tickets go on
+            log.error("decoding failed: %s", event.step.error)
+            ticket.abandon(answer_to(event.step.error))
             return
         if event.text_delta and not ticket.has_text:
             ticket.has_text = True
             self.metrics.first_text.observe(time.perf_counter() - ticket.began)
-        if ticket.unread >= MOST_UNREAD:
-            ticket.abandon(ApiError(500, f"the client is {MOST_UNREAD} events behind", code="slow_reader"))
-        elif ticket.streamed or event.output is not None:
-            ticket.tell((number, event))
+        if ticket.streamed or event.output is not None:
+            ticket.tell((request, event))
 
     def _forget_abandoned(self) -> None:
         """Take abandoned requests out of the line; in the engine's thread, which alone takes from the line."""
-        for _ in range(len(self._line)):
-            request = self._line.popleft()
-            if request.abandoned:
-                self._open.pop(request, None)
-            else:
-                self._line.append(request)
+        for request in [waiting for waiting in self._line if waiting.abandoned]:
+            self._line.remove(request)
+            del self._open[request]
 
-    def _fail(self, error: BaseException, head: Request) -> None:
-        """End the tickets whose texts were lost with a batch.
-
-        A ticket whose texts had no pass yet has lost nothing: they go back to the head of the line. This happens once
-        to a ticket, and never to one that was alone in the batch, since it may be at fault itself.
-        """
+    def _fail(self, error: BaseException) -> None:
+        """End the tickets whose texts were lost with a batch; and the worker, if the model cannot be run any more."""
         log.error("decoding failed: %s", error, exc_info=None if isinstance(error, UnmaskError) else error)
+        lost = list(self._scheduler.running.values())
+        self._scheduler.running.clear()
         with self._work:
-            if self._line and self._line[0] is head:  # the engine took no text, and would fail like this for ever
-                self._line.popleft()
-            waiting = set(self._line)
-            batch = [(request, ticket) for request, (ticket, _) in self._open.items() if request not in waiting]
-            alone = len({ticket for _, ticket in batch}) == 1
-            lost = {ticket for request, ticket in batch if alone or ticket.put_back or request.canvas.passes}
-            for request, ticket in reversed(batch):
-                ticket.put_back = True
-                if ticket in lost:
-                    del self._open[request]
-                else:
-                    self._line.appendleft(request)
-        self._failures += not isinstance(error, UnmaskError)
-        if self._failures >= MOST_FAILURES and not self._runs():
-            self._break()
-        for ticket in lost:
-            ticket.abandon(failed(error))
-
-    def _break(self) -> None:
-        self.broken = True
-        self.drop_all()
-        self.on_broken()
+            if not lost and self._line:  # the engine failed over the next text, and would do so for ever
+                lost.append(self._line.popleft())
+            tickets = {self._open.pop(request) for request in lost}
+        if not isinstance(error, UnmaskError) and not self._runs():
+            self.broken = True
+            self.drop_all()
+            self.on_broken()
+        for ticket in tickets:
+            ticket.abandon(answer_to(error))
 
     def _runs(self) -> bool:
         """Whether the model can be run at all: a client that repeats a request which fails must not end the server."""
         try:
             self.llm.forward([[self.llm.spec.eos_id]])
-        except Exception as error:
+        except BaseException as error:
             log.error("the model cannot be run: %s", error)
             return False
         return True

@@ -75,16 +75,11 @@ class Countdown(Task):
                 return False
             left, op, right, result = int(match[1]), match[2], int(match[3]), int(match[4])
             used = Counter((left, right))
-            if used - table or result < 1 or not _holds(left, op, right, result):
+            results = {"+": left + right, "-": left - right, "*": left * right, "/": left / right if right else 0}
+            if used - table or result < 1 or result != results[op]:
                 return False
             table = table - used + Counter((result,))
         return +table == Counter((target,))
-
-
-def _holds(left: int, op: str, right: int, result: int) -> bool:
-    if op == "/":
-        return right > 0 and right * result == left
-    return result == {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
 def _combine(values: list[_Value], rng: random.Random) -> _Value | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unmask.tasks.base import Item, tasks
 from unmask.tasks.list_functions import ListFunctions
@@ -23,8 +23,7 @@ SEED = 1_000_003  # items differ from those that the other tasks draw with the s
 
 
 @tasks.register("number_gaps")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberGaps(WordProblems):  # ty: ignore[unsupported-base]  (the decorator gives type[Task])
+class NumberGaps(WordProblems):
     """Worked word problems without their numbers."""
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
@@ -33,8 +32,7 @@ class NumberGaps(WordProblems):  # ty: ignore[unsupported-base]  (the decorator 
 
 
 @tasks.register("code_gaps")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeGaps(ListFunctions):  # ty: ignore[unsupported-base]
+class CodeGaps(ListFunctions):
     """List functions without half of their words."""
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
 from typing import Any, ClassVar
 
 from unmask import sandbox
@@ -38,6 +36,7 @@ _FILTERED = re.compile(r"\[(?P<name>\w) for (?P=name) in x if (?P<value>.+)\]")
 _FRONT = re.compile(r"x\[:(?P<stop>[^:]*)\]")
 _LINKS = (", then ", "; after that, ", " and then ")
 _BY_SOURCE = {source: [p for p in PRIMITIVES if p.source == source] for source in _INTRODUCTIONS}
+_compiled = lru_cache(maxsize=4096)(lambda line: compile(line, "<primitive>", "eval"))
 _PHRASES = (
     "Level up Anna noon tea stats cabbage lemon Otto river street apple data radar minus tree Rabbit moon salad "
     "bottle cat lamp pad Sister toast ruler acid"
@@ -45,7 +44,6 @@ _PHRASES = (
 
 
 @tasks.register("list_functions")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ListFunctions(Task):
     """Chains of operations whose types fit; numbers and truth values end a chain."""
 
@@ -129,11 +127,6 @@ def _tests(source: str, lines: tuple[str, ...], rng: random.Random) -> tuple[str
             value = eval(_compiled(line), {"x": value})
         tests.append(f"assert f({given!r}) == {value!r}")
     return tuple(tests)
-
-
-@lru_cache(maxsize=4096)
-def _compiled(line: str) -> CodeType:
-    return compile(line, "<primitive>", "eval")
 
 
 def _example(source: str, rng: random.Random) -> list[int] | list[str] | str:

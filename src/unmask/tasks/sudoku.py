@@ -8,7 +8,6 @@ renaming of digits, so the solution of a test board never occurs in training, wh
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import ClassVar
 
 from unmask.tasks.base import Item, Task, draw_items, tasks
@@ -28,7 +27,6 @@ _DIGITS = set("123456789")
 
 
 @tasks.register("sudoku")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sudoku(Task):
     """Boards that are solvable by construction: holes punched into a solved grid."""
 

@@ -11,10 +11,10 @@ so the same calculation in other words stays on its side. Stories live in `stori
       ? How many pieces are there? | How many pieces does {he} get?
       > {p=a-c} meters are left. > that makes {r=p/l} pieces.
 
-First come the name and the numbers: a range to draw from, or a formula over names before it, computed from left to
-right. Then each sentence has a line with its wordings; `? ` marks the question, and each `> ` a worked step with one
-equation. A line that begins with `| ` continues the line above. Slots: {A} and {B} are people, {he} {his} {him} stand
-for A, {goods} {other} {food} {fruit} are things, and the rest are numbers. A step has no number beside its equation.
+First come the name and the numbers: a range to draw from, or a formula over names before it. Then each sentence has a
+line with its wordings; `? ` marks the question, and each `> ` a worked step with one equation. A line that begins with
+`| ` continues the line above. Slots: {A} and {B} are people, {he} {his} {him} stand for A, {goods} {other} {food}
+{fruit} are things, and the rest are numbers. A step has no number beside its equation.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ STORIES = parse(stories_at_home.STORIES + stories_away.STORIES)
 
 
 @tasks.register("word_problems")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WordProblems(Task):
     """Stories whose every step is a positive whole number."""
 
@@ -142,26 +141,15 @@ def _draw_numbers(story: Story, rng: random.Random) -> dict[str, int] | None:
     values: dict[str, int] = {}
     rules = {**story.numbers, **{name: formula for name, formula, _ in story.steps}}
     for name, rule in rules.items():
-        value = _value_of(_with_values(rule, values)) if isinstance(rule, str) else rng.choice(rule)
-        if not 0 < value <= LARGEST_RESULT:
+        value = eval(rule, {}, values) if isinstance(rule, str) else rng.choice(rule)
+        if value % 1 or not 0 < value <= LARGEST_RESULT:
             return None
-        values[name] = value
+        values[name] = int(value)
     return values
 
 
 def _with_values(formula: str, values: dict[str, int]) -> str:
     return _NAME.sub(lambda match: str(values[match[0]]), formula)
-
-
-def _value_of(formula: str) -> int:
-    """The value of a formula over numbers, from left to right; 0, which is never used, if a division is not exact."""
-    first, *rest = re.split(r"([-+*/])", formula)
-    total = int(first)
-    for op, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
-        if op == "/" and total % operand:
-            return 0
-        total = {"+": total + operand, "-": total - operand, "*": total * operand, "/": total // operand}[op]
-    return total
 
 
 def _sentence(text: str, words: dict[str, str], values: dict[str, int], rng: random.Random) -> str:

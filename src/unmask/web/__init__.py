@@ -1,5 +1,5 @@
 """The page: playground, viewer, and the files that they are made of. Knows no model and no server."""
 
-from unmask.web.document import POLICY, Asset, asset, document, frame
+from unmask.web.document import FOLDER, POLICY, PUBLIC, document, frame
 
-__all__ = ["POLICY", "Asset", "asset", "document", "frame"]
+__all__ = ["FOLDER", "POLICY", "PUBLIC", "document", "frame"]

@@ -11,18 +11,12 @@ import html
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 FOLDER = Path(__file__).parent
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+PUBLIC = r"[a-z]+\.(html|css|js|svg)"  # names of the files that a server may send
 # What a served page may do: load its own files and ask its own server, nothing else.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -33,48 +27,25 @@ _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.M)
 HEIGHT = 760  # of the viewer in a notebook, in pixels
 
 
-class Asset(NamedTuple):
-    """A file with what a server must say about it."""
-
-    content: bytes
-    kind: str
-    tag: str  # changes with the content
-
-
-@cache
-def asset(name: str) -> Asset | None:
-    """The file of that name; None if the page has no such file."""
-    path = FOLDER / name
-    if not re.fullmatch(r"[a-z]+\.(html|css|js|svg)", name) or not path.is_file():
-        return None
-    content = path.read_bytes()
-    return Asset(content=content, kind=KINDS[path.suffix], tag=f'"{blake2b(content, digest_size=12).hexdigest()}"')
-
-
-def text_of(name: str) -> str:
-    """The text of a file that is there."""
+def _text_of(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def document(traces: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> str:
     """A page that shows these traces, each a name and its lines."""
-    page, styles, script = text_of("index.html"), list[str](), _script("main")
-
-    def inlined(match: re.Match[str]) -> str:
-        styles.append(f"\n{text_of(match[1])}")
-        return f"<style>{styles[-1]}</style>"
-
-    icon = base64.b64encode(text_of("icon.svg").encode()).decode()
-    page = page.replace('href="assets/icon.svg"', f'href="data:image/svg+xml;base64,{icon}"')
-    page = re.sub(r'<link rel="stylesheet" href="assets/(\w+\.css)">', inlined, page)
-    page = page.replace('<script type="module" src="assets/main.js"></script>', "")
-    data = _plain([{"name": name, "lines": list(lines)} for name, lines in traces])
-    scripts = f'<script type="application/json" id="traces">{data}</script>\n<script type="module">{script}</script>\n'
-    page = page.replace("</body>", f"{scripts}</body>")
-    sources = {"script-src": [script], "style-src": styles}
-    allowed = "; ".join(f"{key} {' '.join(map(_digest, texts))}" for key, texts in sources.items())
+    page, script = _text_of("index.html"), _script("main")
+    style = "".join(map(_text_of, re.findall(r'<link rel="stylesheet" href="assets/(\w+\.css)">', page)))
+    icon = base64.b64encode(_text_of("icon.svg").encode()).decode()
+    shown = [{"name": name, "lines": list(lines)} for name, lines in traces]
+    # Without `<`, no text can end the element.
+    data = json.dumps(shown, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    allowed = f"script-src {_digest(script)}; style-src {_digest(style)}"
     policy = f"default-src 'none'; {allowed}; img-src data:; base-uri 'none'; form-action 'none'"
-    return page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
+    head = f'<link rel="icon" href="data:image/svg+xml;base64,{icon}">\n<style>{style}</style>\n'
+    body = f'<script type="application/json" id="traces">{data}</script>\n<script type="module">{script}</script>\n'
+    page = re.sub(r'<(link|script)[^>]* (href|src)="assets/[^>]*>(</script>)?\n', "", page)
+    page = page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">')
+    return page.replace("</head>", f"{head}</head>").replace("</body>", f"{body}</body>")
 
 
 def frame(traces: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> str:
@@ -82,11 +53,6 @@ def frame(traces: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> str:
     inside = html.escape(document(traces), quote=True)
     how = f'sandbox="allow-scripts allow-downloads" style="width:100%;height:{HEIGHT}px;border:0"'
     return f'<iframe title="unmask viewer" {how} srcdoc="{inside}"></iframe>'
-
-
-def _plain(value: Any) -> str:
-    """JSON inside a script element: without `<`, no text can end the element."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
 def _digest(text: str) -> str:
@@ -100,7 +66,7 @@ def _script(name: str) -> str:
     def add(name: str) -> None:
         if name in done:
             return
-        text = text_of(f"{name}.js")
+        text = _text_of(f"{name}.js")
         for _, other in _IMPORT.findall(text):
             add(other)
         text = _IMPORT.sub(lambda match: f"const {{{match[1]}}} = ${match[2]};\n", text)

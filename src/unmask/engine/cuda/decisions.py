@@ -25,7 +25,7 @@ from unmask.engine.runner import Runner
 from unmask.engine.window import Pass, Window
 from unmask.models.base import Prediction
 from unmask.models.kernels.graphs import Graphs, Run
-from unmask.rules.kernels.serving import serves
+from unmask.rules.kernels import serves
 
 _MOST = 4  # policies whose graphs are kept
 _SHAPES = 16  # shapes of each: a graph holds a copy of its logits, or keeps alive the logits that it reads in place

@@ -109,7 +109,7 @@ class CudaRunner(Runner):
         assert isinstance(self.model, Transformer)
         tokens, cache, block_size = call.tokens(), call.caches[0], call.kind.block_size
         inputs = PassInputs(tokens=tokens, plan=plan, at=at, cache=cache, block_size=block_size)
-        return passes.passes_of(self.model).prepare(inputs)
+        return passes.prepare(self.model, inputs)
 
     def _prepared(self, call: Call, window: Window | None) -> Callable[[], Prediction] | None:
         """The next pass of rows that stay in their blocks; None where it needs more than a plain prediction."""

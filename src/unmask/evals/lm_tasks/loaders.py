@@ -1,12 +1,11 @@
 """The benchmarks of the paper: how they are run, and their records, from JSON lines in a folder or from the hub.
 
 lm-eval calls `splits` with the values of a task's file and of the task manager: `data_dir` is the folder, or missing
-for the hub. A hub that is out of reach is asked once, and what was downloaded before is used.
+for the hub.
 """
 
 from __future__ import annotations
 
-import ast
 import gzip
 import hashlib
 import io
@@ -16,15 +15,12 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError, one_line
 
 Row = dict[str, Any]
-PATIENCE_S = 5.0  # with the hub
 
 MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra")
 MATH_SUBJECTS += ("number_theory", "prealgebra", "precalculus")
@@ -76,7 +72,7 @@ BENCHMARKS = {
 # fmt: on
 
 
-def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
+def records(task: str, data_dir: str | Path | None, split: str = "test") -> list[Row]:
     """The records of a benchmark, in the same order from every source."""
     known = BENCHMARKS[task]
     if data_dir is None:
@@ -91,7 +87,7 @@ def records(task: str, data_dir: str | None, split: str = "test") -> list[Row]:
     return rows
 
 
-def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
+def splits(*, task: str, data_dir: str | Path | None = None, **_: Any) -> Any:
     """The splits as lm-eval wants them, name -> Dataset, with only the fields that prompts and scores need."""
     from datasets import Dataset
 
@@ -104,56 +100,42 @@ def splits(*, task: str, data_dir: str | None = None, **_: Any) -> Any:
     return {split: dataset(split) for split in ("test", known.shot_split) if split}
 
 
-def minerva_shots() -> list[Row]:
-    """The four worked examples of MATH, out of lm-eval's own file.
-
-    The file is read, not imported: to import it needs an older antlr than the installed one.
-    """
-    path = resources.files("lm_eval.tasks") / "minerva_math" / "utils.py"
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        match node:
-            case ast.FunctionDef(name="list_fewshot_samples", body=[ast.Return(value=ast.List() as samples)]):
-                return ast.literal_eval(samples)
-    raise UnmaskError(f"{path}: the shots of the Minerva protocol are not where lm-eval 0.4.13 has them")
-
-
-def _local(data_dir: str, name: str, fields: tuple[str, ...]) -> list[Row]:
+def _local(data_dir: str | Path, name: str, fields: tuple[str, ...]) -> list[Row]:
     """The records of that file, each with these fields."""
-    for path in (Path(data_dir) / name, Path(data_dir) / f"{name}.gz"):
-        if path.exists():
-            opened = gzip.open if path.suffix == ".gz" else open
-            try:
-                with opened(path, "rt", encoding="utf-8") as file:
-                    rows = [_record(path, number, line, fields) for number, line in enumerate(file, 1) if line.strip()]
-            except (UnicodeDecodeError, EOFError, OSError) as error:
-                raise UnmaskError(f"{path} cannot be read: {error}") from error
-            if not rows:
-                raise UnmaskError(f"{path} has no records")
-            return rows
-    raise UnmaskError(f"{data_dir} has no {name}, nor {name}.gz")
+    path = Path(data_dir) / name
+    path = path if path.exists() else path.with_name(f"{path.name}.gz")
+    if not path.exists():
+        raise UnmaskError(f"{data_dir} has no {name}, nor {name}.gz")
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            lines = [(f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip()]
+    except (UnicodeDecodeError, EOFError, OSError) as error:
+        raise UnmaskError(f"{path} cannot be read: {error}") from error
+    if not lines:
+        raise UnmaskError(f"{path} has no records")
+    return [_record(place, line, fields) for place, line in lines]
 
 
-def _record(path: Path, number: int, line: str, fields: tuple[str, ...]) -> Row:
+def _record(place: str, line: str, fields: tuple[str, ...]) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UnmaskError(f"{path}, line {number}: is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise UnmaskError(f"{path}, line {number}: must be an object, got {line.strip()[:40]!r}")
-    if missing := [field for field in fields if field not in row]:
-        raise UnmaskError(f"{path}, line {number}: has no {', '.join(missing)}")
+        raise UnmaskError(f"{place}: is not JSON: {error}") from error
+    if missing := [field for field in fields if not isinstance(row, dict) or field not in row]:
+        raise UnmaskError(f"{place}: has no {', '.join(missing)}")
     return row
 
 
 def _hub(name: str, config: str | None, split: str) -> list[Row]:
     import datasets
 
-    with asked_once() as answered:
-        try:
-            return list(datasets.load_dataset(name, config, split=split))
-        except Exception as error:  # connections, missing files and settings all have types of their own
-            reason = one_line(error) if answered else "it does not answer, and nothing was downloaded before"
-            raise UnmaskError(f"{name} cannot be read from the hub ({reason}); local files: --data-dir DIR") from error
+    try:
+        return list(datasets.load_dataset(name, config, split=split))
+    except Exception as error:  # connections, missing files and settings all have types of their own
+        raise UnmaskError(
+            f"{name} cannot be read from the hub ({one_line(error)}); local files: --data-dir DIR"
+        ) from error
 
 
 @contextmanager
@@ -167,32 +149,3 @@ def quiet() -> Generator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def asked_once() -> Generator[bool]:
-    """Silence loads inside. If the hub does not answer, they use earlier downloads alone, and False is yielded."""
-    from datasets import config
-    from huggingface_hub import constants
-
-    before = (constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE)
-    there = constants.HF_HUB_OFFLINE or _answers(constants.ENDPOINT)
-    try:
-        if not there:
-            constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
-        with quiet():
-            yield there
-    finally:
-        constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
-
-
-@cache
-def _answers(endpoint: str) -> bool:
-    """Whether the hub gives any answer. Cached, because behind some firewalls the question takes the whole wait."""
-    from huggingface_hub import get_session
-
-    try:
-        get_session().head(endpoint, timeout=PATIENCE_S)
-    except Exception:  # each release of the hub's package has errors of its own for this
-        return False
-    return True

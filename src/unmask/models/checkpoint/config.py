@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +32,30 @@ class Config:
 
     @classmethod
     def read(cls, path: Path, *, optional: bool = False) -> Config:
-        return cls(read_json(path, optional=optional), str(path))
+        """The object in a JSON file. A file that is optional may be missing: it counts as empty."""
+        text = "{}" if optional and not path.exists() else read_text(path)
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise CheckpointError(f"{path}: is not valid JSON: {problem}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path}: must hold a JSON object, not a {type(values).__name__}")
+        return cls(values, str(path))
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
 
     def whole(self, key: str, default: Any = None, *, low: int = 1) -> int:
-        value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _MOST:
-            most = f" and at most {_MOST}" if isinstance(value, int) and value > _MOST else ""
-            raise self.error(f"{key} must be a whole number of at least {low}{most}, got {shown(value)}")
-        return value
+        wanted = f"a whole number from {low} to {_MOST}"
+        return self._value(key, default, int, wanted, lambda value: low <= value <= _MOST)
 
     def number(self, key: str, default: Any = None) -> float:
-        value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
-            raise self.error(f"{key} must be a number above 0 and below 1e30, got {shown(value)}")
-        return float(value)
+        wanted = "a number above 0 and below 1e30"
+        return float(self._value(key, default, int | float, wanted, lambda value: 0 < value < 1e30))
 
     def flag(self, key: str, default: Any = None) -> bool:
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise self.error(f"{key} must be true or false, got {shown(value)}")
-        return value
+        return self._value(key, default, bool, "true or false")
 
     def ids(self, key: str) -> list[int]:
         """Token ids, which checkpoints write as one number or as a list."""
@@ -82,10 +83,14 @@ class Config:
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {problem}")
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _value(
+        self, key: str, default: Any, kind: Any, wanted: str, accepts: Callable[[Any], bool] = lambda value: True
+    ) -> Any:
         value = self.get(key, default)
         if value is None:
             raise self.error(f"the key {key!r} is missing")
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or not accepts(value):
+            raise self.error(f"{key} must be {wanted}, got {shown(value)}")
         return value
 
 
@@ -102,19 +107,3 @@ def read_text(path: Path) -> str:
 def shown(value: Any) -> str:
     """A value of a file as an error shows it, cut short."""
     return _short.repr(value)
-
-
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The object in a JSON file. A file that is optional may be missing: it counts as empty."""
-    if optional and not path.exists():
-        return {}
-    text = read_text(path)
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise CheckpointError(f"{path}: is not valid JSON: it is nested too deeply") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object, not a {type(values).__name__}")
-    return values

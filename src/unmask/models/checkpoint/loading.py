@@ -7,7 +7,7 @@ does not fit. Never runs code from a checkpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from unmask.errors import CheckpointError, UnknownName, UnmaskError, one_line
-from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
+from unmask.models.base import LoadedModel, MaskedLM
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.folder import checkpoint_folder
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.checkpoint.weights import Weights
 from unmask.models.device import check_memory, choose_device, memory_errors
 from unmask.models.families.find import family_of
-from unmask.models.quantized import blocks_of, bytes_to_load, check_format, quantized_layers
+from unmask.models.quantized import QuantizedLinear, bytes_to_load, check_format, linears_of
 
 MOST_LAYERS = 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -87,16 +87,19 @@ def _load_folder(
     if "quantization_config" in config.values:
         raise config.error("quantised checkpoints are not supported (quantization_config)")
     weights, codec = Weights(folder, on_bytes), TextCodec.from_folder(folder)
-    spec = _with_generation_defaults(family.spec(config, codec, name), folder)
+    spec = family.spec(config, codec, name)
+    generation = Config.read(folder / "generation_config.json", optional=True)
+    for key, field in {"max_new_tokens": "max_tokens", "block_length": "block_size"}.items():  # the author recommends
+        if key in generation.values:
+            spec = replace(spec, **{field: generation.whole(key)})
     spec = replace(spec, converses=_converses(codec, name, str(folder.resolve()), config.get("_name_or_path", "")))
     if codec.highest_id >= spec.vocab_size:
-        raise config.error(
-            f"the tokenizer has ids up to {codec.highest_id}, but the vocabulary ends at {spec.vocab_size}"
-        )
-    if spec.n_layers > min(len(weights.stored), MOST_LAYERS):
-        stored = f"the weights are {len(weights.stored)} tensors, and {MOST_LAYERS} layers are the most"
-        raise config.error(f"it asks for {spec.n_layers} layers, but {stored}")
-    dtype = dtype or (_stored_dtype(config, weights) if device.type == "cuda" else torch.float32)
+        ends = f"the vocabulary ends at {spec.vocab_size}"
+        raise config.error(f"the tokenizer has ids up to {codec.highest_id}, but {ends}")
+    if spec.n_layers > MOST_LAYERS:
+        raise config.error(f"it asks for {spec.n_layers} layers, and {MOST_LAYERS} are the most")
+    named = str(config.get("dtype", config.get("torch_dtype"))).removeprefix("torch.")
+    dtype = dtype or (DTYPES.get(named, weights.dtype()) if device.type == "cuda" else torch.float32)
     try:
         with torch.device("meta"):
             model = family.build(config, spec).to(dtype)
@@ -134,47 +137,29 @@ def materialize(
 ) -> MaskedLM:
     """Give a model on the meta device memory and weights, if they fit; it is then ready for inference.
 
-    `tensors` lists the model's tensors by name. `fill` writes weights to them, part after part of the model, so that
-    no more than one block at a time waits to be quantised.
+    `tensors` lists the model's tensors by name. `fill` writes weights to them, module after module, so that no more
+    than one layer at a time waits to be quantised.
     """
     needed = bytes_to_load(model, quantize)
     check_memory(needed, device, what=name)
     filled: set[str] = set()
-    layers: list[tuple[nn.Module, str, nn.Module]] = []
-
-    def fill_new() -> None:
-        fresh = {key: tensor for key, tensor in tensors().items() if not tensor.is_meta and key not in filled}
-        fill(fresh)
-        filled.update(fresh)
-
+    linears = [] if quantize is None else linears_of(model)
+    layers: dict[nn.Module, nn.Module] = {}  # what takes the place of a linear layer
     with memory_errors(needed, device, what=name):
-        for part in [model, *_parts(model)]:
-            part.to_empty(device=device, recurse=part is not model)
-            fill_new()
-            if quantize is not None and part in blocks_of(model):
-                layers += quantized_layers(part, quantize)
-    for parent, attribute, layer in layers:  # last, since `tensors` may expect the layers that the model was built with
-        setattr(parent, attribute, layer)
+        for part in model.modules():
+            part.to_empty(device=device, recurse=False)
+            if not [*part.parameters(recurse=False)]:
+                continue
+            fresh = {key: tensor for key, tensor in tensors().items() if not tensor.is_meta and key not in filled}
+            fill(fresh)
+            filled.update(fresh)
+            if quantize is not None and isinstance(part, nn.Linear) and part in linears:
+                layers[part] = QuantizedLinear(part, quantize)
+                part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
+    for parent in [*model.modules()]:  # last, since `tensors` may expect the layers that the model was built with
+        for attribute, layer in parent.named_children():
+            setattr(parent, attribute, layers.get(layer, layer))
     model.quantized = quantize  # ty: ignore[invalid-assignment]
     model.eval().requires_grad_(False)
     assert isinstance(model, MaskedLM)
     return model
-
-
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """The model's children. A list of modules counts as many."""
-    for child in model.children():
-        yield from child if isinstance(child, nn.ModuleList) else [child]
-
-
-def _stored_dtype(config: Config, weights: Weights) -> torch.dtype:
-    """What the config calls the checkpoint's dtype, else that of the weights."""
-    name = config.get("dtype", config.get("torch_dtype"))
-    return DTYPES.get(name.removeprefix("torch.") if isinstance(name, str) else "", weights.dtype())
-
-
-def _with_generation_defaults(spec: ModelSpec, folder: Path) -> ModelSpec:
-    """The lengths that the checkpoint's author recommends."""
-    config = Config.read(folder / "generation_config.json", optional=True)
-    found: dict[str, Any] = {"max_new_tokens": "max_tokens", "block_length": "block_size"}
-    return replace(spec, **{field: config.whole(key) for key, field in found.items() if key in config.values})

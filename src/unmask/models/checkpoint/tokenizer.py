@@ -19,7 +19,7 @@ from tokenizers.models import BPE
 
 from unmask.errors import CheckpointError, UnmaskError, one_line
 from unmask.models.checkpoint import chat_template as templates
-from unmask.models.checkpoint.config import Config, read_json, read_text, shown
+from unmask.models.checkpoint.config import Config, read_text, shown
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -29,19 +29,12 @@ _LONG = 10_000
 # That a text may have between two steps of a tokenizer, which is data of a stranger and may multiply it.
 MOST_CHARACTERS = 64 * 2**20
 
-_ADDED = "added_tokens_decoder"
+_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 # Qwen2's word boundaries: contractions, a word with one leading sign, single digits, runs of signs, line ends, blanks.
-_WORDS = "|".join(
-    [
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    ]
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -60,7 +53,8 @@ class TextCodec:
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self._longest = max(map(len, vocabulary), default=0)  # characters of a token
-        self._growth = _growth_of(tokenizer)
+        steps = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor, tokenizer.decoder)
+        self._growth = _growth([json.loads(step.__getstate__()) for step in steps if step is not None])
         self.special_tokens = dict(special_tokens or {})  # role, such as eos_token, to the token's text
         self.chat_template = chat_template
         self._texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
@@ -68,13 +62,14 @@ class TextCodec:
     @classmethod
     def from_folder(cls, folder: Path) -> TextCodec:
         """The codec that a checkpoint's files describe."""
-        config = read_json(folder / "tokenizer_config.json", optional=True)
-        special_tokens, template = _special_tokens(folder, config), _chat_template(folder, config)
-        with _one_line_errors(folder):
+        config = Config.read(folder / "tokenizer_config.json", optional=True)
+        named = Config.read(folder / "special_tokens_map.json", optional=True).values | config.values
+        special_tokens, template = _special_tokens(named), _chat_template(folder, config)
+        with _library_errors(folder, Exception):
             if (folder / "tokenizer.json").exists():
-                tokenizer = _read_tokenizer(folder / "tokenizer.json")
+                tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
-                tokenizer = _byte_bpe(folder, config, special_tokens)
+                tokenizer = _byte_bpe(folder, _added_tokens(folder, config, special_tokens))
             else:
                 raise CheckpointError(f"{folder}: there is no tokenizer.json, nor vocab.json with merges.txt")
             return cls(tokenizer, special_tokens=special_tokens, chat_template=template)
@@ -83,7 +78,7 @@ class TextCodec:
         """Ids of a text, in which special tokens are recognised; `special` adds what the tokenizer puts around it."""
         try:
             self._check_growth(len(text))
-            with _one_line_errors("the tokenizer"):
+            with _library_errors("the tokenizer"):
                 if len(text) > _LONG:
                     return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
                 return self._tokenizer.encode(text, add_special_tokens=special).ids
@@ -94,7 +89,7 @@ class TextCodec:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids, special tokens left out unless they are wanted, and nothing tidied up."""
         self._check_growth(len(ids) * self._longest)
-        with _one_line_errors("the tokenizer"):
+        with _library_errors("the tokenizer"):
             return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
 
     def token_text(self, token_id: int) -> str:
@@ -116,12 +111,8 @@ class TextCodec:
     def chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation under the checkpoint's template, which writes every special token itself."""
         if self.chat_template is None:
-            problem = "the checkpoint has no chat template:"
-            raise UnmaskError(
-                f"{problem} use generate() with a prompt of your own",
-                flags=f"{problem} leave out --chat and write the whole prompt",
-                http=f"{problem} use /v1/completions with a prompt of your own",
-            )
+            ways = "generate(), `unmask generate` without --chat, or /v1/completions"
+            raise UnmaskError(f"the checkpoint has no chat template: give the whole prompt to {ways}")
         text = templates.render(self.chat_template, messages, self.special_tokens, add_generation_prompt)
         return self.encode(text, special=False)
 
@@ -132,23 +123,20 @@ class TextCodec:
 
 
 @contextmanager
-def _one_line_errors(what: Path | str) -> Generator[None]:
-    """Make an error of one line of a panic in the library, which is no Exception."""
+def _library_errors(what: Path | str, kinds: type[Exception] | tuple[()] = ()) -> Generator[None]:
+    """Make one line of such errors of the library, and of its panics, which are no Exceptions."""
     try:
         yield
+    except UnmaskError:
+        raise
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise CheckpointError(f"{what}: its files make no working tokenizer: {one_line(error)}") from error
-
-
-def _growth_of(tokenizer: Tokenizer) -> float:
-    """How many times longer than before a text, or a list of tokens, can be after all steps of a tokenizer."""
-    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor, tokenizer.decoder)
-    return _growth([json.loads(part.__getstate__()) for part in parts if part is not None])
+        if isinstance(error, kinds) or type(error).__name__ == "PanicException":
+            raise CheckpointError(f"{what}: its files make no working tokenizer: {one_line(error)}") from error
+        raise
 
 
 def _growth(step: Any) -> float:
+    """How many times longer than before a text, or a list of tokens, can be after a step of a tokenizer, or several."""
     match step:
         case list():
             return prod(map(_growth, step), start=1.0)
@@ -167,26 +155,15 @@ def _growth(step: Any) -> float:
     return 1.0
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more specific
-        raise CheckpointError(f"{path}: is not a tokenizer: {one_line(error)}") from error
-
-
-def _byte_bpe(folder: Path, tokenizer_config: dict[str, Any], special_tokens: dict[str, str]) -> Tokenizer:
+def _byte_bpe(folder: Path, added: dict[int, AddedToken]) -> Tokenizer:
     """The tokenizer of a folder that holds vocab.json and merges.txt, as Qwen2 and its descendants (Dream) mean them.
 
     Such checkpoints leave the steps around the merges to their own code. Here they are built from parts of the library.
     """
-    added = _added_tokens(folder, tokenizer_config, special_tokens)
-    try:
-        vocab, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        # Added tokens are in the vocabulary from the start, so that they keep their ids even if the ids have gaps.
-        vocab |= {token.content: number for number, token in added.items()}
-        tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
-    except Exception as error:  # the library raises nothing more specific
-        raise CheckpointError(f"{folder}: vocab.json and merges.txt make no tokenizer: {one_line(error)}") from error
+    vocab, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    # Added tokens are in the vocabulary from the start, so that they keep their ids even if the ids have gaps.
+    vocab |= {token.content: number for number, token in added.items()}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -197,49 +174,37 @@ def _byte_bpe(folder: Path, tokenizer_config: dict[str, Any], special_tokens: di
     return tokenizer
 
 
-def _added_tokens(
-    folder: Path, tokenizer_config: dict[str, Any], special_tokens: dict[str, str]
-) -> dict[int, AddedToken]:
+def _added_tokens(folder: Path, config: Config, special_tokens: dict[str, str]) -> dict[int, AddedToken]:
     """Tokens outside the merges, by id: with their full description, or by name alone in older checkpoints."""
     added: dict[int, AddedToken] = {}
     simple = Config.read(folder / "added_tokens.json", optional=True)
     for content in simple.values:
         special = content in special_tokens.values()
         added[simple.whole(content, low=0)] = AddedToken(content, special=special, normalized=not special)
-    for number, about in Config(tokenizer_config, str(folder / "tokenizer_config.json")).part(_ADDED).values.items():
+    for number, about in config.part("added_tokens_decoder").values.items():
         try:
-            options = {
-                key: about[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in about
-            }
+            options = {key: about[key] for key in _OPTIONS if key in about}
             added[int(number)] = AddedToken(about["content"], **options)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder / 'tokenizer_config.json'}: {_ADDED} has a malformed entry {shown(number)}: {shown(about)}"
-            ) from error
+            entry = f"{shown(number)}: {shown(about)}"
+            raise config.error(f"added_tokens_decoder has a malformed entry {entry}") from error
     return dict(sorted(added.items()))
 
 
-def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(named: Mapping[str, Any]) -> dict[str, str]:
     """Role to text; a token is written as its text or as an object with its content."""
-    named = read_json(folder / "special_tokens_map.json", optional=True) | tokenizer_config
-    texts = {
-        role: named[role].get("content") if isinstance(named[role], dict) else named[role]
-        for role in _ROLES
-        if role in named
-    }
-    return {role: text for role, text in texts.items() if isinstance(text, str)}
+    written = [(role, named.get(role)) for role in _ROLES]
+    texts = [(role, token.get("content") if isinstance(token, dict) else token) for role, token in written]
+    return {role: text for role, text in texts if isinstance(text, str)}
 
 
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
+def _chat_template(folder: Path, config: Config) -> str | None:
+    path, template = folder / "chat_template.jinja", config.get("chat_template")
     if path.exists():
         return read_text(path)
-    template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[-1].get("template") if named else None
     if template is not None and not isinstance(template, str):
-        raise CheckpointError(
-            f"{folder / 'tokenizer_config.json'}: chat_template must be a text or a list of named texts"
-        )
+        raise config.error("chat_template must be a text or a list of named texts")
     return template

@@ -6,9 +6,7 @@ refused before memory is taken. Then every tensor is copied straight to its plac
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from os.path import isfile  # unlike Path's, false for a name that no file can have
@@ -20,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from unmask.errors import CheckpointError, OutOfMemory, one_line
-from unmask.models.checkpoint.config import read_json
+from unmask.models.checkpoint.config import Config
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -30,7 +28,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "
 class Stored:
     """A tensor that lies in a file."""
 
-    path: Path
+    file: Any  # as safe_open gives it
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -40,19 +38,16 @@ class Stored:
 
 
 class Weights:
-    """Everything stored in a folder, by name."""
+    """Everything stored in a folder, by name. Files stay open, and are mapped into memory."""
 
-    def __init__(self, folder: Path, on_bytes: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def __init__(self, folder: Path, on_bytes: Callable[[int, int], None]) -> None:
         self.folder, self.on_bytes = folder, on_bytes
-        self.stored = {name: entry for path in files_of(folder) for name, entry in _header(path).items()}
+        self.stored = {name: entry for path in files_of(folder) for name, entry in _header(path)}
         self._read, self._total = 0, sum(entry.nbytes for entry in self.stored.values())
 
     def dtype(self) -> torch.dtype:
-        """The dtype of most numbers."""
-        sizes: Counter[torch.dtype] = Counter()
-        for entry in self.stored.values():
-            sizes[entry.dtype] += prod(entry.shape)
-        return max(sizes, key=sizes.__getitem__, default=torch.float32)
+        """The dtype of the largest tensor."""
+        return max(self.stored.values(), key=lambda entry: entry.nbytes).dtype
 
     def check(self, slots: Mapping[str, Tensor]) -> None:
         """Refuse a checkpoint that does not hold exactly the tensors that the model has."""
@@ -68,13 +63,10 @@ class Weights:
     @torch.no_grad()
     def fill(self, slots: Mapping[str, Tensor]) -> None:
         """Copy every tensor to its place, converting dtype and device on the way; `on_bytes` hears of each."""
-        for path in sorted({self.stored[name].path for name in slots}):
-            with _opened(path) as tensors:
-                for name, slot in slots.items():
-                    if self.stored[name].path == path:
-                        slot.copy_(tensors.get_tensor(name))
-                        self._read += self.stored[name].nbytes
-                        self.on_bytes(self._read, self._total)
+        for name, slot in slots.items():
+            slot.copy_(self.stored[name].file.get_tensor(name))
+            self._read += self.stored[name].nbytes
+            self.on_bytes(self._read, self._total)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -83,13 +75,6 @@ def files_of(folder: Path) -> list[Path]:
         return _shards(folder)
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found
-    if found:
-        raise CheckpointError(
-            f"{folder}: there are {len(found)} safetensors files but no {_INDEX} to say how they belong together"
-        )
     if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
         raise CheckpointError(
             f"{folder}: {pickles[0]} is a pickle, and reading one can run any code; convert it where you trust it: "
@@ -99,7 +84,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    index = read_json(folder / _INDEX).get("weight_map")
+    index = Config.read(folder / _INDEX).get("weight_map")
     if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
         raise CheckpointError(f"{folder / _INDEX}: weight_map must say for each tensor which file holds it")
     names = sorted(set(index.values()))
@@ -110,30 +95,21 @@ def _shards(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _header(path: Path) -> dict[str, Stored]:
-    stored = {}
-    with _opened(path) as tensors:
-        for name in tensors.keys():  # noqa: SIM118  (not a mapping)
-            part = tensors.get_slice(name)
-            dtype = _DTYPES.get(part.get_dtype())
-            if dtype is None:
-                raise CheckpointError(
-                    f"{path}: tensor {name} is {part.get_dtype()}; quantised checkpoints are not supported"
-                )
-            stored[name] = Stored(path=path, shape=tuple(part.get_shape()), dtype=dtype)
-    return stored
-
-
-@contextmanager
-def _opened(path: Path) -> Generator[Any]:
+def _header(path: Path) -> Iterator[tuple[str, Stored]]:
     try:
-        with safe_open(str(path), framework="pt") as tensors:
-            yield tensors
+        file: Any = safe_open(str(path), framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: is damaged or not a safetensors file: {one_line(error)}") from error
     except MemoryError as error:
         size = f"{path.stat().st_size / 2**30:.2f} GiB"
         raise OutOfMemory(f"{path}: {size} cannot be mapped into memory; use a checkpoint in smaller files") from error
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        part = file.get_slice(name)
+        dtype = _DTYPES.get(part.get_dtype())
+        if dtype is None:
+            problem = f"tensor {name} is {part.get_dtype()}; quantised checkpoints are not supported"
+            raise CheckpointError(f"{path}: {problem}")
+        yield name, Stored(file=file, shape=tuple(part.get_shape()), dtype=dtype)
 
 
 def _listed(names: Iterable[str], kind: str = "tensor") -> str:

@@ -79,13 +79,14 @@ class TransformerFamily(ABC):
     def spec(self, config: Config, codec: TextCodec, name: str) -> ModelSpec:
         shape = self.shape(config)
         mask_id = config.whole("mask_token_id", self.mask_id or codec.named_id("mask_token"), low=0)
-        ends = config.ids("eos_token_id") or _known(codec.named_id("eos_token"))
+        named, turn = codec.named_id("eos_token"), codec.token_id(self.end_of_turn)
+        ends = config.ids("eos_token_id") or ([] if named is None else [named])
         if not ends:
             raise config.error("the key 'eos_token_id' is missing, and the tokenizer names no eos_token")
         for key, token_id in [("mask_token_id", mask_id), *(("eos_token_id", end) for end in ends)]:
             if token_id >= shape.vocab_size:
                 raise config.error(f"{key} {token_id} is outside the vocabulary of {shape.vocab_size}")
-        ends = [*ends, *_known(codec.token_id(self.end_of_turn))]
+        ends = ends if turn is None else [*ends, turn]
         common: dict[str, Any] = {
             "vocab_size": shape.vocab_size,
             "n_layers": shape.n_layers,
@@ -117,7 +118,3 @@ class TransformerFamily(ABC):
             for name, part in zip(theirs, parameter.split(parts.get(module, len(parameter))), strict=True):
                 slots[f"{prefix}{name}.{kind}"] = part
         return slots
-
-
-def _known(token_id: int | None) -> list[int]:
-    return [] if token_id is None else [token_id]

@@ -13,8 +13,6 @@ from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.families.base import families
 from unmask.models.families.qwen import QwenFamily
 
-BEGIN_OF_TEXT = "<|beginoftext|>"
-
 
 @families.register("dream")
 class Dream(QwenFamily):
@@ -25,5 +23,5 @@ class Dream(QwenFamily):
 
     def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:
         named = codec.named_id("bos_token")
-        begin = codec.token_id(BEGIN_OF_TEXT) if named is None else named
+        begin = codec.token_id("<|beginoftext|>") if named is None else named
         return {"bos_id": begin, "add_bos": begin is not None, "shifted": True}

@@ -20,10 +20,6 @@ _ELSEWHERE = {
     "sdarmoe": "SDAR-MoE, a mixture of experts: SGLang runs it",
     "diffusiongemma": "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
 }
-_MULTI_MODAL = ("vision_config", "vision_tower", "mm_vision_tower", "audio_config")
-# How an autoregressive model shows: by its model_type or by its class, and it has no mask token.
-_CAUSAL = ("llama", "qwen", "mistral", "mixtral", "gemma", "phi", "gpt", "olmo", "falcon", "deepseek", "opt", "bloom")
-_CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 
 for _module in iter_modules(folder.__path__, f"{folder.__name__}."):
     import_module(_module.name)  # registers the family that the file describes
@@ -34,29 +30,15 @@ def family_of(config: Config) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise config.error(f"model_type must name a model family, got {shown(kind)}")
-    name = kind.lower()
+    name, names = kind.lower(), families.names()
     if name == "llada" and "num_experts" in config.values:  # LLaDA-MoE has the model_type of the dense LLaDA
         name = "llada_moe"
-    if (reason := _reason_to_refuse(name, config)) is not None:
-        raise config.error(f"model_type {shown(kind)} is {reason}")
+    if name not in names:
+        letters = "".join(filter(str.isalnum, name))
+        unknown = f"no masked diffusion family that is known here: {', '.join(names)}; a plug-in may add it"
+        reasons = (reason for beginning, reason in _ELSEWHERE.items() if letters.startswith(beginning))
+        raise config.error(f"model_type {shown(kind)} is {next(reasons, unknown)}")
     family = families.find(name)()
     if not isinstance(family, Family):
         raise CheckpointError(f"the plug-in for model family {name!r} lacks spec, build or slots")
     return family
-
-
-def _reason_to_refuse(name: str, config: Config) -> str | None:
-    known = name in families.names()
-    letters = "".join(letter for letter in name if letter.isalnum())
-    elsewhere = next((reason for beginning, reason in _ELSEWHERE.items() if letters.startswith(beginning)), None)
-    if elsewhere is not None and not known:
-        return elsewhere
-    if any(key in config.values for key in _MULTI_MODAL):
-        return "a multi-modal model: this project runs text models only"
-    if known:
-        return None
-    classes = str(config.get("architectures"))
-    causal = letters.startswith(_CAUSAL) or any(ending in classes for ending in _CAUSAL_CLASSES)
-    if causal and "mask_token_id" not in config.values:
-        return "an autoregressive model: this project decodes masked diffusion models only"
-    return f"no masked diffusion family that is known here: {', '.join(families.names())}; a plug-in may add it"

@@ -10,17 +10,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from threading import Lock
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from unmask.cache.base import PassPlan
 from unmask.cache.storage import KVCache, Storage
-from unmask.models.attention import Packing, Padded, first_keys
+from unmask.models.attention import Packing, Padded, first_keys, picked
 from unmask.models.base import MaskedLM, PassInputs, Prediction
 from unmask.models.kernels import ops
-from unmask.models.kernels.attention import CachedKernel, PackedKernel
+from unmask.models.kernels.attention import block_attention, ragged_attention
 from unmask.models.kernels.graphs import CudaGraph, Outputs, PassGraphs, Record
+from unmask.models.kernels.products import few_rows_ops
 from unmask.models.transformer import Transformer
 
 # The number of packed positions is rounded up to a multiple of this, so that few shapes occur. Products have tiles of
@@ -56,152 +57,144 @@ class ModelGraphs:
         return self.uncached if cache is None else self.cached.setdefault(cache.storage, PassGraphs(self._record))
 
 
-def runs(model: MaskedLM) -> bool:
+def runs(model: MaskedLM) -> TypeGuard[Transformer]:
     """Whether these passes give what the model's `predict` gives. A class with its own `predict` is left alone."""
     if not isinstance(model, Transformer) or not ops.fits(model):
         return False
     return next(kind for kind in type(model).__mro__ if "predict" in vars(kind)) is Transformer
 
 
-def passes_of(model: Transformer) -> Passes:
-    return Passes(model, model.fast.setdefault("passes", ModelGraphs()))
+def graphs_of(model: Transformer) -> ModelGraphs:
+    return model.fast.setdefault("passes", ModelGraphs())
 
 
 def announce(model: MaskedLM, rows: int, length: int) -> None:
     """Announce a frequent shape of whole canvases, so that passes are planned for it."""
     if runs(model):
-        assert isinstance(model, Transformer)
-        passes_of(model).graphs.announced.add((rows, length))
+        graphs_of(model).announced.add((rows, length))
 
 
 def forget(model: MaskedLM) -> None:
     """Drop captured passes; announced shapes stay announced."""
     if isinstance(model, Transformer) and "passes" in model.fast:
-        passes_of(model).graphs.forget()
+        graphs_of(model).forget()
 
 
-class Passes:
-    """How a model runs its passes."""
+def predict(model: Transformer, inputs: PassInputs) -> Prediction:
+    prediction = prepare(model, inputs)()
+    if prediction.fleeting:
+        return replace(prediction, logits=prediction.logits.clone(), fleeting=False)
+    return prediction
 
-    def __init__(self, model: Transformer, graphs: ModelGraphs) -> None:
-        self.model, self.graphs = model, graphs
 
-    def predict(self, inputs: PassInputs) -> Prediction:
-        prediction = self.prepare(inputs)()
-        if prediction.fleeting:
-            return replace(prediction, logits=prediction.logits.clone(), fleeting=False)
-        return prediction
+def prepare(model: Transformer, inputs: PassInputs) -> Callable[[], Prediction]:
+    """`predict` in two parts: first what can be done early, then a call for the rest.
 
-    def prepare(self, inputs: PassInputs) -> Callable[[], Prediction]:
-        """`predict` in two parts: first what can be done early, then a call for the rest.
+    The next pass over the same cache may overwrite the logits.
+    """
+    plan, graphs, size = inputs.plan, graphs_of(model), inputs.block_size
+    if size is not None and any(row.span[0] // size != (row.visible - 1) // size for row in plan.rows):
+        # Positions of one row are in different blocks and see different keys, which takes plain attention with a mask.
+        return partial(model.predict_plainly, inputs)
+    packs = rounded(sum(plan.sizes)) < plan.padded
+    if plan.self_contained:
+        # In half precision PyTorch's kernels attend fastest, but a library takes a tenth of a second to plan for a new
+        # shape. That pays for frequent shapes. Packed rows need no plan and share graphs.
+        packs = packs or (model.dtype.itemsize == 2 and (len(plan.rows), inputs.length) not in graphs.announced)
+        ready = partial(_packed if packs else _whole, model, inputs)
+    else:
+        packs = packs and inputs.at is not None
+        ready = partial(_packed, model, inputs) if packs else _part(model, inputs)
 
-        The next pass over the same cache may overwrite the logits.
-        """
-        plan = inputs.plan
-        if inputs.block_size is not None and not _within_one_block(plan, inputs.block_size):
-            # Positions of one row see different keys, which only plain attention with a mask can do.
-            return partial(self.model.predict_plainly, inputs)
-        packs = rounded(sum(plan.sizes)) < plan.padded
-        if plan.self_contained:
-            packs = packs or not self._is_planned(len(plan.rows), inputs.length)
-            ready = partial(self._packed if packs else self._whole, inputs)
-        else:
-            ready = partial(self._packed, inputs) if packs and inputs.at is not None else self._part(inputs)
+    def predict() -> Prediction:
+        with graphs.lock:
+            return ready()
 
-        def predict() -> Prediction:
-            with self.graphs.lock:
-                return ready()
+    return predict
 
-        return predict
 
-    def _whole(self, inputs: PassInputs) -> Prediction:
-        """A pass over every position of rows side by side."""
-        model, plan, cache, length = self.model, inputs.plan, inputs.cache, inputs.length
+def _whole(model: Transformer, inputs: PassInputs) -> Prediction:
+    """A pass over every position of rows side by side."""
+    plan, cache, length = inputs.plan, inputs.cache, inputs.length
 
-        def whole(tokens: Tensor, slots: Tensor | None, visible: Tensor | None, kept: Tensor | None) -> Outputs:
-            # The mask is made here, because a graph keeps the tensors that it makes itself.
-            attend = Padded(model.shape, None if visible is None else first_keys(visible, length))
-            options = {"length": length, "cache": cache, "kept": kept, "ops": ops.KernelOps()}
-            return (model.forward(tokens, None, attend, slots=slots, **options),)
+    def whole(tokens: Tensor, slots: Tensor | None, visible: Tensor | None, kept: Tensor | None) -> Outputs:
+        # The mask is made here, because a graph keeps the tensors that it makes itself.
+        attend = Padded(model.shape, None if visible is None else first_keys(visible, length))
+        options = {"length": length, "cache": cache, "slots": slots, "kept": kept, "ops": ops.KernelOps()}
+        return (model.forward(tokens, None, attend, **options),)
 
-        tokens, slots = inputs.tokens[:, :length], None if cache is None else cache.index
-        visible = None if min(plan.seen) >= length else plan.visible
-        kept = None if inputs.states else model.feeding(inputs.at, None, length)
-        graphs, given = self.graphs.over(cache).whole, (tokens, slots, visible, kept)
-        (states,) = graphs(whole, *given, kind="whole") if tokens.numel() <= _GRAPHED else whole(*given)
-        return model.prediction_of(states, inputs, chosen=kept is not None)
+    tokens, slots = inputs.tokens[:, :length], None if cache is None else cache.index
+    visible = None if min(plan.seen) >= length else plan.visible
+    feeding = model.feeding(inputs.at, None, tokens.shape)
+    given = tokens, slots, visible, None if inputs.states else feeding
+    captured = tokens.numel() <= _GRAPHED
+    (states,) = graphs_of(model).over(cache).whole(whole, *given, kind="whole") if captured else whole(*given)
+    return model.prediction_of(states, inputs, feeding if inputs.states else None)
 
-    def _packed(self, inputs: PassInputs) -> Prediction:
-        """A pass over rows one behind the other. Parts of rows see what the cache holds."""
-        model, plan, cache = self.model, inputs.plan, inputs.cache
-        longest = -(-inputs.length // _LENGTHS) * _LENGTHS
 
-        def packed(
-            tokens: Tensor,
-            row: Tensor,
-            position: Tensor,
-            rows: Tensor,
-            slots: Tensor | None,
-            visible: Tensor | None,
-            at: Tensor | None,
-        ) -> Outputs:
-            packing = Packing(row=row, position=position, rows=rows)
-            storage = None if cache is None else cache.storage
-            attend = PackedKernel(model.shape, packing, longest, storage, slots, visible)
-            kept = None if at is None else packing.places(at - model.shift)
-            slots = None if slots is None else slots[row]
-            options = {"length": longest, "cache": cache, "kept": kept, "ops": ops.KernelOps()}
-            return (model.forward(tokens, position[:, None], attend, slots=slots, **options),)
+def _packed(model: Transformer, inputs: PassInputs) -> Prediction:
+    """A pass over rows one behind the other. Parts of rows see what the cache holds."""
+    plan, cache, shape = inputs.plan, inputs.cache, model.shape
+    longest = -(-inputs.length // _LENGTHS) * _LENGTHS
 
-        packing = Packing.of(plan.spans, rounded(sum(plan.sizes)), model.device)
-        layout = packing.packed(inputs.tokens), packing.row, packing.position, packing.rows
-        slots, visible = None if cache is None else cache.index, None if plan.self_contained else plan.visible
-        at = None if inputs.states else inputs.at
-        graphs, given = self.graphs.over(cache).whole, (*layout, slots, visible, at)
-        captured = len(packing.row) <= CAPTURED
-        (states,) = graphs(packed, *given, kind=("packed", longest)) if captured else packed(*given)
-        states = packing.unpacked(states, max(plan.sizes)) if at is None else states
-        return model.prediction_of(states, inputs, chosen=at is not None)
+    def packed(tokens: Tensor, row: Tensor, position: Tensor, rows: Tensor, *optional: Any) -> Outputs:
+        packing, (slots, visible, at) = Packing(row=row, position=position, rows=rows), optional
 
-    def _part(self, inputs: PassInputs) -> Callable[[], Prediction]:
-        """A pass over parts of rows that are about equally wide, ready to be replayed."""
-        model, plan, cache, positions = self.model, inputs.plan, inputs.cache, inputs.plan.positions
-        assert cache is not None
-        # Where nearly every computed position is predicted, the head belongs to the graph, which keeps its logits.
-        predicted = positions if inputs.at is None else inputs.at
-        with_head = positions.shape[1] <= predicted.shape[1] + 1 and predicted.numel() <= _KEPT_LOGITS
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            stored = None if cache is None or visible is None else (*cache.storage.layers[layer], slots, visible)
+            lies, heads = (packing.starts, packing.sizes), (shape.n_heads, shape.n_kv_heads)
+            return ragged_attention(qkv, *lies, *heads, longest, stored)
 
-        def part(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor, at: Tensor | None) -> Outputs:
-            attend = CachedKernel(model.shape, cache.storage, slots, visible)
-            layer_ops, length = ops.few_rows_ops(model, tokens.numel()), cache.storage.length
-            states = model.forward(tokens, positions, attend, length=length, cache=cache, slots=slots, ops=layer_ops)
-            return (states, model.read_out(states, at, positions)) if with_head else (states,)
+        kept = None if at is None else packing.places(at - model.shift)
+        places = None if slots is None else slots[row]
+        options = {"length": longest, "cache": cache, "slots": places, "kept": kept, "ops": ops.KernelOps()}
+        return (model.forward(tokens, position[:, None], attend, **options),)
 
-        tokens, at = inputs.tokens.gather(1, positions), inputs.at if with_head else None
-        given = tokens, positions, cache.index, plan.visible, at
-        ready = self.graphs.over(cache).part.prepare(part, *given, kind=with_head)
+    packing = Packing.of(plan.spans, rounded(sum(plan.sizes)), model.device)
+    layout = packing.packed(inputs.tokens), packing.row, packing.position, packing.rows
+    slots, visible = None if cache is None else cache.index, None if plan.self_contained else plan.visible
+    at = None if inputs.states else inputs.at
+    given, captured = (*layout, slots, visible, at), len(packing.row) <= CAPTURED
+    graphs = graphs_of(model).over(cache).whole
+    (states,) = graphs(packed, *given, kind=("packed", longest)) if captured else packed(*given)
+    if at is not None:
+        return model.prediction_of(states, inputs, None)
+    predicted = plan.positions if inputs.at is None else inputs.at
+    feeding = packing.places(predicted - model.shift)
+    return model.prediction_of(states, inputs, feeding, packing.places(plan.positions))
 
-        def replayed() -> Prediction:
-            states, *logits = ready.run()
-            if not with_head:
-                return model.prediction_of(states, inputs, chosen=False)
-            return Prediction(logits=logits[0], states=states if inputs.states else None, fleeting=ready.replays)
 
-        return replayed
+def _part(model: Transformer, inputs: PassInputs) -> Callable[[], Prediction]:
+    """A pass over parts of rows that are about equally wide, ready to be replayed."""
+    plan, cache, positions, n_heads = inputs.plan, inputs.cache, inputs.plan.positions, model.shape.n_heads
+    assert cache is not None
+    storage = cache.storage
+    # Where nearly every computed position is predicted, the head belongs to the graph, which keeps its logits.
+    predicted = positions if inputs.at is None else inputs.at
+    with_head = positions.shape[1] <= predicted.shape[1] + 1 and predicted.numel() <= _KEPT_LOGITS
 
-    def _is_planned(self, rows: int, length: int) -> bool:
-        """Whether whole canvases of this shape may attend through PyTorch's kernels.
+    def part(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor, at: Tensor | None) -> Outputs:
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return block_attention(qkv, *storage.layers[layer], slots, visible, n_heads, storage.length)
 
-        In half precision these are the fastest, but a library takes a tenth of a second to plan for a new shape. That
-        pays for frequent shapes. Packed rows need no plan and share graphs.
-        """
-        return self.model.dtype.itemsize != 2 or (rows, length) in self.graphs.announced
+        few, length = few_rows_ops(model, tokens.numel()), storage.length
+        states = model.forward(tokens, positions, attend, length=length, cache=cache, slots=slots, ops=few)
+        if not with_head:
+            return (states,)
+        return states, model.logits_of(picked(states, model.feeding(at, positions, tokens.shape)))
+
+    tokens, at = inputs.tokens.gather(1, positions), inputs.at if with_head else None
+    given = tokens, positions, cache.index, plan.visible, at
+    ready = graphs_of(model).over(cache).part.prepare(part, *given, kind=with_head)
+
+    def replayed() -> Prediction:
+        states, *logits = ready.run()
+        if not with_head:
+            return model.prediction_of(states, inputs, model.feeding(inputs.at, positions, tokens.shape))
+        return Prediction(logits=logits[0], states=states if inputs.states else None, fleeting=ready.replays)
+
+    return replayed
 
 
 def rounded(positions: int) -> int:
     return -(-positions // STEP) * STEP
-
-
-def _within_one_block(plan: PassPlan, block_size: int) -> bool:
-    """Whether all positions of each row see all visible keys in a block-causal model."""
-    return all(row.span[0] // block_size == (row.visible - 1) // block_size for row in plan.rows)

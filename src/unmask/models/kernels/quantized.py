@@ -7,18 +7,14 @@ and a thread turns two words into operands of a tensor core in a few integer ope
 
 The inputs may be cut into parts. A program adds up one part, and the last program to finish adds the parts in their
 order. So results are the same every time, and no row depends on the values of another.
-
-Beyond about 64 rows, products with bfloat16 weights are faster: 8-bit weights are widened anew for every tile of rows.
-
-Triton compiles these functions from their text. `no_type_check` tells runtime type checkers not to wrap them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from types import NotImplementedType
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -26,7 +22,7 @@ import triton.language as tl
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
 
-from unmask.models.kernels.launch import launch
+from unmask.models.kernels import launch
 from unmask.models.quantized import FEW_ROWS
 
 
@@ -36,33 +32,30 @@ def _assembly(body: str) -> list[tl.constexpr]:
     return [tl.constexpr(begin.format(0x4400 + 0x1111 * byte) + body + " }") for byte in range(4)]
 
 
-# 128 + (b mod 128), less 128, or less 256 if b is negative. (A and B) or C is 0xEA.
-_INT8_BF16 = _assembly(
-    "lop3.b32 a, t, 0x007f007f, 0x43004300, 0xEA; lop3.b32 c, t, 0x00800080, 0x43004300, 0xEA; "
-    "mov.b32 f, 0xBF80BF80; fma.rn.bf16x2 $0, c, f, a;"
-)
-# 1024 + 128 + b, less 1152. (A and B) xor C is 0x6A.
-_INT8_FP16 = _assembly("lop3.b32 a, t, 0x00ff00ff, 0x64806480, 0x6A; mov.b32 c, 0xE480E480; add.rn.f16x2 $0, a, c;")
-# Exponent and fraction are moved to where the wider format has them. That is the number but for a power of two, which
-# the last instruction multiplies in; zeros stay zeros.
-_FP8_BF16 = _assembly(
-    "and.b32 c, t, 0x80008000; shr.u32 t, t, 4; lop3.b32 a, t, 0x07f007f0, c, 0xEA; "
-    "mov.b32 f, 0x7B807B80; mov.b32 c, 0x80008000; fma.rn.bf16x2 $0, a, f, c;"
-)
-_FP8_FP16 = _assembly(
-    "and.b32 c, t, 0x80008000; shr.u32 t, t, 1; lop3.b32 a, t, 0x3f803f80, c, 0xEA; "
-    "mov.b32 f, 0x5C005C00; mul.rn.f16x2 $0, a, f;"
-)
 _ASSEMBLY = {
-    (torch.int8, torch.bfloat16): _INT8_BF16,
-    (torch.int8, torch.float16): _INT8_FP16,
-    (torch.float8_e4m3fn, torch.bfloat16): _FP8_BF16,
-    (torch.float8_e4m3fn, torch.float16): _FP8_FP16,
+    # 128 + (b mod 128), less 128, or less 256 if b is negative. (A and B) or C is 0xEA.
+    (torch.int8, torch.bfloat16): _assembly(
+        "lop3.b32 a, t, 0x007f007f, 0x43004300, 0xEA; lop3.b32 c, t, 0x00800080, 0x43004300, 0xEA; "
+        "mov.b32 f, 0xBF80BF80; fma.rn.bf16x2 $0, c, f, a;"
+    ),
+    # 1024 + 128 + b, less 1152. (A and B) xor C is 0x6A.
+    (torch.int8, torch.float16): _assembly(
+        "lop3.b32 a, t, 0x00ff00ff, 0x64806480, 0x6A; mov.b32 c, 0xE480E480; add.rn.f16x2 $0, a, c;"
+    ),
+    # Exponent and fraction are moved to where the wider format has them. That is the number but for a power of two,
+    # which the last instruction multiplies in; zeros stay zeros.
+    (torch.float8_e4m3fn, torch.bfloat16): _assembly(
+        "and.b32 c, t, 0x80008000; shr.u32 t, t, 4; lop3.b32 a, t, 0x07f007f0, c, 0xEA; "
+        "mov.b32 f, 0x7B807B80; mov.b32 c, 0x80008000; fma.rn.bf16x2 $0, a, f, c;"
+    ),
+    (torch.float8_e4m3fn, torch.float16): _assembly(
+        "and.b32 c, t, 0x80008000; shr.u32 t, t, 1; lop3.b32 a, t, 0x3f803f80, c, 0xEA; "
+        "mov.b32 f, 0x5C005C00; mul.rn.f16x2 $0, a, f;"
+    ),
 }
 
 
 @triton.jit
-@no_type_check
 def _weights(words, BYTE: tl.constexpr, ASSEMBLY: tl.constexpr, FLOAT8: tl.constexpr, DTYPE: tl.constexpr):
     """One of the four weights of every word; without assembly, in plain operations that give the same."""
     if ASSEMBLY is None:
@@ -73,12 +66,11 @@ def _weights(words, BYTE: tl.constexpr, ASSEMBLY: tl.constexpr, FLOAT8: tl.const
             weight = ((byte ^ 0x80) - 0x80).to(tl.float32)
         weight = weight.to(DTYPE)
     else:
-        weight = tl.inline_asm_elementwise(ASSEMBLY, "=r,r,r", [words], dtype=DTYPE.value, is_pure=True, pack=2)
+        weight = tl.inline_asm_elementwise(ASSEMBLY, "=r,r,r", [words], dtype=DTYPE.value, is_pure=True, pack=2)  # ty: ignore[invalid-argument-type]
     return weight
 
 
 @triton.jit
-@no_type_check
 def few_rows(
     x, words, scale, bias, out, parts, arrived, m, n, k, q,
     ASSEMBLY0: tl.constexpr, ASSEMBLY1: tl.constexpr, ASSEMBLY2: tl.constexpr, ASSEMBLY3: tl.constexpr,
@@ -132,7 +124,6 @@ def few_rows(
 
 
 @triton.jit
-@no_type_check
 def widen(words, scale, out, k, q, FLOAT8: tl.constexpr, WORDS: tl.constexpr):
     """The weights of one output in the dtype of `out` (n, k), scaled. Grid (outputs, pieces of WORDS words)."""
     output, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * WORDS + tl.arange(0, WORDS)
@@ -144,30 +135,22 @@ def widen(words, scale, out, k, q, FLOAT8: tl.constexpr, WORDS: tl.constexpr):
         tl.store(out + output * k + byte * q + at, weight.to(dtype), mask=(at < q) & (byte * q + at < k))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """How a product is cut, in powers of two: decides the speed, and in which order numbers are added."""
-
-    outputs: int = 64
-    rows: int = 64  # at most
-    words: int = 64  # four inputs each
-    parts: int = 1
-    warps: int = 4
-    stages: int = 3
-
-
 # How many programs to have, where the parts can be chosen, measured on a device with 132 multiprocessors: two of the
 # smaller run on each at a time, and one of the larger.
 _SMALL, _LARGE = 240, 132
 _LEAST_STEPS = 3  # of a part
 
 
-def tiles_for(m: int, n: int, q: int, *, stages: int = 4) -> Tiles:
-    """Good tiles for a product. With up to 64 rows, their number does not change the order in which a row is added."""
+def parts_and_tiles(m: int, n: int, q: int, *, stages: int = 4) -> tuple[int, dict[str, int]]:
+    """A good way to cut a product into parts, and these into tiles of at most so many ROWS, in powers of two.
+
+    Decides in which order numbers are added. With up to 64 rows, their number does not change the order.
+    """
     if m <= 64:
-        return Tiles(outputs=64, words=64, warps=4, stages=stages, parts=_parts(-(-n // 64), q // 64, _SMALL))
-    programs = -(-n // 128) * -(-m // 128)
-    return Tiles(outputs=128, rows=128, words=32, warps=8, stages=stages, parts=_parts(programs, q // 32, _LARGE))
+        tiles = {"OUTPUTS": 64, "ROWS": 64, "WORDS": 64, "num_warps": 4, "num_stages": stages}
+        return _parts(-(-n // 64), q // 64, _SMALL), tiles
+    tiles = {"OUTPUTS": 128, "ROWS": 128, "WORDS": 32, "num_warps": 8, "num_stages": stages}
+    return _parts(-(-n // 128) * -(-m // 128), q // 32, _LARGE), tiles
 
 
 def _parts(programs: int, steps: int, wanted: int) -> int:
@@ -186,59 +169,45 @@ def _stages(device: torch.device) -> int:
 
 def multiply(
     x: Float[Tensor, "m k"],
-    words: Int32[Tensor, "n q"],
-    scale: Float[Tensor, " n"],
-    bias: Float[Tensor, " n"] | None,
-    arrived: Int32[Tensor, " tiles"],
-    *,
-    kind: torch.dtype,
-    tiles: Tiles | None = None,
-) -> Float[Tensor, "m n"]:
-    """x times the weights, transposed, plus the bias. `arrived` are zeros, one for each tile, of this stream alone."""
-    (m, k), (n, q) = x.shape, words.shape
-    tiles = tiles or tiles_for(m, n, q, stages=_stages(x.device))
-    rows = min(tiles.rows, max(16, triton.next_power_of_2(m)))
-    out = x.new_empty(m, n)
-    parts = out if tiles.parts == 1 else x.new_empty(tiles.parts, m, n, dtype=torch.float32)
-    assembly = _ASSEMBLY[kind, x.dtype] if x.is_cuda else [None] * 4  # the interpreter has none
-    grid = (triton.cdiv(n, tiles.outputs), tiles.parts, triton.cdiv(m, rows))
-    assert arrived.numel() >= grid[0] * grid[2] or tiles.parts == 1
-    launch(
-        few_rows,
-        grid,
-        *(x, words, scale, scale if bias is None else bias, out, parts, arrived, m, n, k, q),
-        *assembly,
-        FLOAT8=kind == torch.float8_e4m3fn,
-        BIASED=bias is not None,
-        PARTED=tiles.parts > 1,
-        ROWS=rows,
-        OUTPUTS=tiles.outputs,
-        WORDS=tiles.words,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    return out
-
-
-def product(
-    x: Float[Tensor, "*rows k"],
     stored: Num[Tensor, "n kk"],
     scale: Float[Tensor, " n"],
     bias: Float[Tensor, " n"] | None,
     arrived: Int32[Tensor, " tiles"],
-) -> Float[Tensor, "*rows n"] | NotImplementedType:
+    *,
+    cut: tuple[int, Mapping[str, int]] | None = None,
+) -> Float[Tensor, "m n"]:
+    """x times the weights, transposed, plus the bias. `arrived` are zeros, one for each tile, of this stream alone.
+
+    `cut` is the number of parts, and the tiles of each.
+    """
+    words = stored.view(torch.int32)
+    (m, k), (n, q) = x.shape, words.shape
+    parts, tiles = cut or parts_and_tiles(m, n, q, stages=_stages(x.device))
+    rows = min(tiles["ROWS"], max(16, triton.next_power_of_2(m)))
+    out = x.new_empty(m, n)
+    sums = out if parts == 1 else x.new_empty(parts, m, n, dtype=torch.float32)
+    assembly = _ASSEMBLY[stored.dtype, x.dtype] if x.is_cuda else [None] * 4  # the interpreter has none
+    grid = (triton.cdiv(n, tiles["OUTPUTS"]), parts, triton.cdiv(m, rows))
+    assert arrived.numel() >= grid[0] * grid[2] or parts == 1
+    tensors = x, words, scale, scale if bias is None else bias, out, sums, arrived
+    kinds = {"FLOAT8": stored.dtype == torch.float8_e4m3fn, "BIASED": bias is not None, "PARTED": parts > 1}
+    launch(few_rows, grid, *tensors, m, n, k, q, *assembly, **{**tiles, "ROWS": rows}, **kinds)
+    return out
+
+
+def product(
+    x: Tensor, stored: Tensor, scale: Tensor, bias: Tensor | None, arrived: Tensor
+) -> Tensor | NotImplementedType:
     """`models.quantized.product`, for a few rows in half precision."""
     few = 0 < x.numel() <= FEW_ROWS * x.shape[-1]
     if not few or x.dtype not in (torch.bfloat16, torch.float16):
         return NotImplemented
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = multiply(rows, stored.view(torch.int32), scale, bias, arrived, kind=stored.dtype)
-    return out.unflatten(0, x.shape[:-1])
+    return multiply(rows, stored, scale, bias, arrived).unflatten(0, x.shape[:-1])
 
 
-def widened(
-    stored: Num[Tensor, "n kk"], scale: Float[Tensor, " n"], k: int, dtype: torch.dtype
-) -> Float[Tensor, "n k"]:
+def widened(stored: Tensor, scale: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """`models.quantized.widened`."""
     words = stored.view(torch.int32)
     n, q = words.shape
     out = scale.new_empty(n, k, dtype=dtype)

@@ -6,7 +6,6 @@ CUDA graph can capture it all. Beside the result it needs about 4 bytes for ever
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import NotImplementedType
 from typing import Any
 
@@ -14,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.rules.kernels import triton_field, triton_overlap
-from unmask.rules.kernels.serving import next_power, serves
-from unmask.rules.mean_field import MeanFieldCommit
+from unmask.rules.kernels import next_power, serves, triton_field, triton_overlap
+from unmask.rules.mean_field import MeanFieldCommit, Parameters
 
 _OVERLAP: Any = triton_overlap  # a launch is no call that a type checker understands
 _FIELD: Any = triton_field
@@ -28,42 +26,29 @@ _WIDE = torch.float32
 _MOST_ROWS, _MOST_POSITIONS = 65_535, 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """How the tokens of a row are cut: this decides the speed, and how sums are rounded."""
-
-    piece: int = 2048  # tokens of one row whose softmax figures one program finds; a power of two
-    steps: int = 12  # of 64 tokens, which one program compares
-    last: int = 4096  # pairs at a time in the last kernel; a power of two
-
-
-DEFAULT_TILES = Tiles()
-
-
 def commit_open(
     logits: Float[Tensor, "b k v"],
     masked: Bool[Tensor, "b k"],
+    rule: Parameters,
     *,
-    open_at_most: int | None = None,
-    threshold: float = 0.85,
-    iterations: int = 2,
-    interaction: str = "jsd",
-    uniform_weight: float = 1.0,
-    normalize: str = "max",
-    fallback: str = "field",
-    vocabulary: int | None = None,
-    tiles: Tiles = DEFAULT_TILES,
+    open_at_most: int | None,
+    piece: int = 2048,  # tokens of one row whose softmax figures one program finds; a power of two
+    steps: int = 12,  # of 64 tokens, which one program compares
+    last: int = 4096,  # pairs at a time in the last kernel; a power of two
 ) -> MeanFieldCommit | NotImplementedType:
-    """Open positions beyond the first `open_at_most` of a row are taken for closed."""
+    """Open positions beyond the first `open_at_most` of a row are taken for closed.
+
+    `piece`, `steps` and `last` decide the speed, and how sums are rounded.
+    """
     b, k, v = logits.shape
     small = b <= _MOST_ROWS and k <= _MOST_POSITIONS
-    if interaction != "jsd" or vocabulary is not None or not small or not serves(logits):
+    if rule.interaction != "jsd" or rule.vocabulary is not None or not small or not serves(logits):
         return NotImplemented
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     is_open = masked.contiguous().view(torch.uint8)
     m = k if open_at_most is None else max(1, min(open_at_most, k))
-    chunk = tiles.steps * _OVERLAP.STEP.value
-    pieces, chunks = -(-v // tiles.piece), -(-v // chunk)
+    chunk = steps * _OVERLAP.STEP.value
+    pieces, chunks = -(-v // piece), -(-v // chunk)
     compared = (-(-m // _OVERLAP.MANY.value)) ** 2
 
     new = logits.new_empty
@@ -81,7 +66,7 @@ def commit_open(
         _OVERLAP.piece_figures[(pieces, m, b)](
             *(logits, is_open, of_pieces, column_of, count, rows, columns, m, k, v),
             K=next_power(k),
-            W=tiles.piece,
+            W=piece,
             num_warps=2,
         )
         _OVERLAP.row_figures[(m, b)](of_pieces, count, figures, m, pieces, P=next_power(pieces), num_warps=1)
@@ -99,19 +84,19 @@ def commit_open(
             num_warps=4,
         )
         size, whole = padded_size(m, k), next_power(k)
-        at_a_time = min(size, max(1, tiles.last // size))
+        at_a_time = min(size, max(1, last // size))
         commit_rows = _FIELD.commit_rows if at_a_time == size else _FIELD.commit_rows_in_parts
         commit_rows[(b,)](
             *(is_open, column_of, count, figures, overlap),
             *(commit, score, intensity, margin, normalised),
-            *(threshold, m, k, width),
-            ITERATIONS=iterations,
-            NORMALIZE=normalize == "max",
-            BY_FIELD=fallback == "field",
+            *(rule.threshold, m, k, width),
+            ITERATIONS=rule.iterations,
+            NORMALIZE=rule.normalize == "max",
+            BY_FIELD=rule.fallback == "field",
             M=size,
             M_ROWS=at_a_time,
             K=whole,
-            K_ROWS=min(whole, max(1, tiles.last // whole)),
+            K_ROWS=min(whole, max(1, last // whole)),
             num_warps=8,
         )
     return MeanFieldCommit(

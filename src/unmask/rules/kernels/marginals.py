@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.rules.kernels import triton_marginals
-from unmask.rules.kernels.serving import next_power, serves
+from unmask.rules.kernels import next_power, serves, triton_marginals
 
 _KERNELS: Any = triton_marginals  # a launch is no call that a type checker understands
 _PIECE = 4096  # tokens of a row that one program reads; it depends on no other size
@@ -27,25 +26,19 @@ def probability_of(
     piece: int = _PIECE,
 ) -> Float[Tensor, "*positions"] | NotImplementedType:
     """NaN for an id outside the vocabulary."""
-    if not serves(logits):
-        return NotImplemented
-    return _figure(logits, tokens.contiguous(), piece, PROBABILITY=True).to(dtype or logits.dtype)
+    return _figure("probability", logits, dtype, piece, tokens.contiguous())
 
 
 def entropy(
     logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None, piece: int = _PIECE
 ) -> Float[Tensor, "*positions"] | NotImplementedType:
-    if not serves(logits):
-        return NotImplemented
-    return _figure(logits, None, piece, ENTROPY=True).to(dtype or logits.dtype)
+    return _figure("entropy", logits, dtype, piece)
 
 
 def top2_probabilities(
     logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None, piece: int = _PIECE
 ) -> Float[Tensor, "*positions 2"] | NotImplementedType:
-    if not serves(logits):
-        return NotImplemented
-    return _figure(logits, None, piece).to(dtype or logits.dtype)
+    return _figure("best two", logits, dtype, piece)
 
 
 def best_token(
@@ -53,38 +46,38 @@ def best_token(
 ) -> Int[Tensor, "*positions"] | NotImplementedType:
     if not serves(logits):
         return NotImplemented
-    *positions, v = logits.shape
-    rows = logits.detach().reshape(-1, v)
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    rows = _rows(logits)
+    n, v = rows.shape
     pieces = -(-v // piece)
-    best, token = (rows.new_empty((len(rows), pieces), dtype=dtype) for dtype in (torch.float32, torch.int32))
-    out = rows.new_empty(len(rows), dtype=torch.long)
+    best, token = (rows.new_empty((n, pieces), dtype=dtype) for dtype in (torch.float32, torch.int32))
+    out = rows.new_empty(n, dtype=torch.long)
     with torch.cuda.device_of(rows):
-        _KERNELS.piece_best[(len(rows), pieces)](rows, best, token, rows.stride(0), v, W=piece, num_warps=4)
-        _KERNELS.row_best[(len(rows),)](best, token, out, pieces, P=next_power(pieces), num_warps=1)
-    return out.reshape(positions)
+        _KERNELS.piece_best[(n, pieces)](rows, best, token, rows.stride(0), v, W=piece, num_warps=4)
+        _KERNELS.row_best[(n,)](best, token, out, pieces, P=next_power(pieces), num_warps=1)
+    return out.reshape(logits.shape[:-1])
 
 
 def _figure(
-    logits: Tensor, tokens: Tensor | None, piece: int, *, PROBABILITY: bool = False, ENTROPY: bool = False
-) -> Tensor:
-    *positions, v = logits.shape
-    rows = logits.detach().reshape(-1, v)
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    kind: str, logits: Tensor, dtype: torch.dtype | None, piece: int, tokens: Tensor | None = None
+) -> Tensor | NotImplementedType:
+    if not serves(logits):
+        return NotImplemented
+    rows = _rows(logits)
+    n, v = rows.shape
     pieces = -(-v // piece)
-    parts = rows.new_empty((len(rows), _KERNELS.PARTS.value, pieces), dtype=torch.float64)
-    best_two = not (PROBABILITY or ENTROPY)
-    out = rows.new_empty((len(rows), 2) if best_two else (len(rows),), dtype=torch.float32)
+    parts = rows.new_empty((n, _KERNELS.PARTS.value, pieces), dtype=torch.float64)
+    out = rows.new_empty((n, 2) if kind == "best two" else (n,), dtype=torch.float32)
     # A launch goes to the current device.
     with torch.cuda.device_of(rows):
-        _KERNELS.piece_parts[(len(rows), pieces)](
-            rows, parts, rows.stride(0), v, SPREAD=ENTROPY, SECOND=best_two, W=piece, num_warps=4
-        )
-        _KERNELS.row_figure[(len(rows),)](
-            *(rows, rows if tokens is None else tokens, parts, out, rows.stride(0), v, pieces),
-            PROBABILITY=PROBABILITY,
-            ENTROPY=ENTROPY,
-            P=next_power(pieces),
-            num_warps=1,
-        )
-    return out.reshape((*positions, *out.shape[1:]))
+        flags = {"SPREAD": kind == "entropy", "SECOND": kind == "best two"}
+        _KERNELS.piece_parts[(n, pieces)](rows, parts, rows.stride(0), v, **flags, W=piece, num_warps=4)
+        flags = {"PROBABILITY": kind == "probability", "ENTROPY": kind == "entropy"}
+        given = (rows, rows if tokens is None else tokens, parts, out, rows.stride(0), v, pieces)
+        _KERNELS.row_figure[(n,)](*given, **flags, P=next_power(pieces), num_warps=1)
+    return out.reshape((*logits.shape[:-1], *out.shape[1:])).to(dtype or logits.dtype)
+
+
+def _rows(logits: Float[Tensor, "*positions v"]) -> Float[Tensor, "n v"]:
+    """The logits as rows, in each of which the tokens lie side by side."""
+    rows = logits.detach().reshape(-1, logits.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()

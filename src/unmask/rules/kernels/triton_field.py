@@ -2,13 +2,9 @@
 
 The pressure on a position is added in integers, which know no order: every figure depends on its own row only, bit for
 bit, and identical positions tie.
-
-Triton compiles these functions from their text. `no_type_check` keeps run-time type checkers from wrapping them.
 """
 
 from __future__ import annotations
-
-from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -22,13 +18,11 @@ _NO_OVERLAP = tl.constexpr(1e-12)
 
 
 @triton.jit
-@no_type_check
 def _sigmoid(field):
     return tl.div_rn(1.0, 1.0 + tl.exp(field * -1.0))
 
 
 @triton.jit
-@no_type_check
 def _overlap_rows(overlap, i, j, found, width):
     """Some rows of the overlap before it is normalised, 0 on the diagonal and where no open position is."""
     there = (i < found)[:, None] & (j < found)[None, :] & (i[:, None] != j[None, :])
@@ -36,7 +30,6 @@ def _overlap_rows(overlap, i, j, found, width):
 
 
 @triton.jit
-@no_type_check
 def _normalised(overlap, largest, NORMALIZE: tl.constexpr):
     if NORMALIZE:
         return tl.where(largest > _NO_OVERLAP, tl.div_rn(overlap, tl.maximum(largest, _NO_OVERLAP)), 0.0)
@@ -44,14 +37,12 @@ def _normalised(overlap, largest, NORMALIZE: tl.constexpr):
 
 
 @triton.jit
-@no_type_check
 def _pressure(rows, intensity):
     """The pressure of some positions on all positions: the overlap is symmetric, so its rows serve as columns."""
     return tl.sum((rows.to(tl.float64) * intensity[:, None] * _ONE).to(tl.int64), axis=0)
 
 
 @triton.jit
-@no_type_check
 def _is_open(masked, columns, last, k):
     """1 for the open positions up to the `last` that takes part, else 0."""
     return tl.load(masked + columns, mask=(columns < k) & (columns <= last), other=0).to(tl.int32)
@@ -60,7 +51,6 @@ def _is_open(masked, columns, last, k):
 # Were k and the width known to be multiples of 16, wide loads would spread rows over threads that then have to exchange
 # them.
 @triton.jit(do_not_specialize=["m", "k", "width"])
-@no_type_check
 def commit_rows(
     masked, column_of, count, figures, overlap,
     commit_out, score_out, intensity_out, margin_out, overlap_out,

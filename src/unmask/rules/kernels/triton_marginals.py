@@ -3,13 +3,9 @@
 x = n ln 2 + f with n whole and |f| <= (ln 2) / 2, so e^x = 2^n e^f. The second factor depends on x alone and the first
 is exact, so a weight has the same bits in whatever piece it stands, and the sum in float64 is rounded once, at the end:
 equal distributions tie whatever the order of their tokens.
-
-Triton compiles these functions from their text. `no_type_check` keeps run-time type checkers from wrapping them.
 """
 
 from __future__ import annotations
-
-from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -32,7 +28,6 @@ PARTS = tl.constexpr(5)
 
 
 @triton.jit
-@no_type_check
 def _split(x):
     """e^f; n, and n in the last bits of an integer."""
     rounded = tl.fma(x, _LOG2_E, _ROUND)
@@ -42,14 +37,12 @@ def _split(x):
 
 
 @triton.jit
-@no_type_check
 def _base(best):
     """What is subtracted from the logits of a piece before they are split; NaN or infinite where the best logit is."""
     return tl.where(tl.abs(best) < _LARGE, 0.0, best)
 
 
 @triton.jit
-@no_type_check
 def piece_parts(logits, parts, stride, v, SPREAD: tl.constexpr, SECOND: tl.constexpr, W: tl.constexpr):
     """The figures of W tokens of one row. Grid (rows, pieces). `parts` (rows, PARTS, pieces) float64."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -77,13 +70,11 @@ def piece_parts(logits, parts, stride, v, SPREAD: tl.constexpr, SECOND: tl.const
 
 
 @triton.jit
-@no_type_check
 def _part(parts, row, which, pieces, number, other):
     return tl.load(parts + (row * PARTS + number) * pieces + which, mask=which < pieces, other=other)
 
 
 @triton.jit
-@no_type_check
 def _weight(x, best, unit):
     """The weight of the logit x, in float64 and in units of 2^unit, in a row whose best logit is `best`."""
     base = _base(best)
@@ -93,7 +84,6 @@ def _weight(x, best, unit):
 
 
 @triton.jit
-@no_type_check
 def row_figure(
     logits, tokens, parts, out, stride, v, pieces,
     PROBABILITY: tl.constexpr, ENTROPY: tl.constexpr, P: tl.constexpr,
@@ -135,7 +125,6 @@ def row_figure(
 
 
 @triton.jit
-@no_type_check
 def piece_best(logits, best, token, stride, v, W: tl.constexpr):
     """The largest of W logits of one row, and where it stands. Grid (rows, pieces), the shape of `best` and `token`."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -148,7 +137,6 @@ def piece_best(logits, best, token, stride, v, W: tl.constexpr):
 
 
 @triton.jit
-@no_type_check
 def row_best(best, token, out, pieces, P: tl.constexpr):
     """Where the largest logit of a row stands. Grid (rows,)."""
     row = tl.program_id(0)

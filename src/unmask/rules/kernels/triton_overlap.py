@@ -12,13 +12,9 @@ pairs none. So the special-function units and the arithmetic units both have eno
 
 Every figure depends on its own row or two rows only, bit for bit: how tokens are cut into pieces depends on no other
 size, nor does which token gets which formula, and pieces are added in a fixed order.
-
-Triton compiles these functions from their text. `no_type_check` keeps run-time type checkers from wrapping them.
 """
 
 from __future__ import annotations
-
-from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -45,14 +41,12 @@ PAIRS = tl.constexpr(32)
 
 
 @triton.jit
-@no_type_check
 def _best_two(best, second, other_best, other_second):
     return tl.maximum(best, other_best), tl.maximum(tl.minimum(best, other_best), tl.maximum(second, other_second))
 
 
 # m, how many positions can be open, changes while a text is generated, so no kernel is compiled for a particular m.
 @triton.jit(do_not_specialize=["m"])
-@no_type_check
 def piece_figures(
     logits, masked, pieces, column_of, count, stride_b, stride_k, m, k, v, K: tl.constexpr, W: tl.constexpr
 ):
@@ -84,7 +78,6 @@ def piece_figures(
 
 
 @triton.jit(do_not_specialize=["m"])
-@no_type_check
 def row_figures(pieces, count, figures, m, n_pieces, P: tl.constexpr):
     """The figures of one open position from those of its pieces. Grid (m, b). `figures` (b, m, FIGURES) float32."""
     slot, row = tl.program_id(0), tl.program_id(1)
@@ -109,7 +102,6 @@ def row_figures(pieces, count, figures, m, n_pieces, P: tl.constexpr):
 
 
 @triton.jit
-@no_type_check
 def _tile(which, found):
     """The positions that tile number `which` compares, whether all lie within a group, and whether the tile exists.
 
@@ -126,7 +118,6 @@ def _tile(which, found):
 
 
 @triton.jit
-@no_type_check
 def _rows(logits, column_of, figures, i, found, stride_k):
     """Where the logits of some positions begin, their best logits, and log2 of their sums."""
     # A tile may reach beyond the last open position. That position then stands in, and its results are not used.
@@ -136,7 +127,6 @@ def _rows(logits, column_of, figures, i, found, stride_k):
 
 
 @triton.jit
-@no_type_check
 def _terms(z_i, p_i, inverse_i, z_j, p_j, inverse_j, total, PRODUCT: tl.constexpr):
     """Adds to the totals of some pairs their terms of one token in each thread."""
     d = tl.abs(z_i - z_j)
@@ -147,7 +137,6 @@ def _terms(z_i, p_i, inverse_i, z_j, p_j, inverse_j, total, PRODUCT: tl.constexp
 
 
 @triton.jit
-@no_type_check
 def _powers(x, best, log_total):
     """log2 p, p and 1 / p. None of them is infinite or 0."""
     z = tl.maximum(tl.fma(x.to(tl.float32) - best[:, None], _LOG2_E, log_total[:, None] * -1.0), _LEAST)
@@ -155,7 +144,6 @@ def _powers(x, best, log_total):
 
 
 @triton.jit
-@no_type_check
 def _add_terms(
     x_i, x_j, best_i, best_j, log_total_i, log_total_j, across, inside, WITHIN: tl.constexpr, PRODUCT: tl.constexpr
 ):
@@ -186,7 +174,6 @@ def _add_terms(
 
 
 @triton.jit
-@no_type_check
 def _tile_sums(
     at_i, at_j, best_i, best_j, log_total_i, log_total_j, first, last,
     RIGHT: tl.constexpr, WHOLE: tl.constexpr, WITHIN: tl.constexpr,
@@ -218,7 +205,6 @@ def _tile_sums(
 
 
 @triton.jit(do_not_specialize=["m"])
-@no_type_check
 def pair_sums(logits, column_of, count, figures, sums, stride_b, stride_k, m, v, tokens, WHOLE: tl.constexpr):
     """Twice the overlap, of some `tokens` only, of the pairs of one tile. Grid (tiles, chunks, b), one warp each.
 
@@ -252,7 +238,6 @@ def pair_sums(logits, column_of, count, figures, sums, stride_b, stride_k, m, v,
 
 
 @triton.jit(do_not_specialize=["m", "width", "tiles"])
-@no_type_check
 def pair_overlaps(sums, count, overlap, m, width, tiles, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
     """The overlap of half the pairs of one tile from those of its chunks. Grid (2, tiles, b).
 

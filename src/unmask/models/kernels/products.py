@@ -1,25 +1,40 @@
-"""Products of a few rows with large matrices, and the operations on their results, as Triton kernels; `fused` launches.
+"""Products of a few rows with large matrices, each with the operations on its result in the same launch.
 
 A matrix is read once. A tile holds COLUMNS of its rows, which are columns of the result, by INNER inputs. All rows of
 `x` fit into one tile of ROWS and are read again for every tile of the matrix. Where two columns are needed together, a
 tile holds pairs of them side by side. Sums are in float32, in an order that depends on the matrix's shape only. Results
 are rounded where the plain operations round.
-
-Triton compiles these functions from their text. `no_type_check` tells runtime type checkers not to wrap them.
 """
 
 from __future__ import annotations
 
-from typing import no_type_check
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from unmask.models.kernels.triton_layers import silu
+from unmask.models.kernels import launch
+from unmask.models.kernels.ops import KernelOps, silu
+from unmask.models.layers import Attention, LayerOps
+from unmask.models.transformer import Transformer
+from unmask.rules.kernels import next_power
+
+_HALF = (torch.bfloat16, torch.float16)
+# With up to so many rows, a product reads its weights as fast as the vendor's library does.
+_FEW_ROWS = 32
+# Programs that run at a time on a device with 132 multiprocessors, two on each.
+_PROGRAMS = 264
+_MOST_PARTS = 4
+# How a product is cut, in powers of two: decides the order in which numbers are added.
+TILES = {"COLUMNS": 64, "INNER": 128, "num_warps": 4, "num_stages": 4}
+_GATE_TILES = TILES | {"num_stages": 3}
 
 
 @triton.jit
-@no_type_check
 def _multiply(
     x, weight, row, column, there, m, k, begin, end, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
     EVEN: tl.constexpr,
@@ -42,7 +57,6 @@ def _multiply(
 
 
 @triton.jit(do_not_specialize=["m", "q", "turns", "capacity"])
-@no_type_check
 def project_heads(
     x, weight, bias, table, positions, keys, values, slots, queries, m, k, q, turns, capacity,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
@@ -95,7 +109,6 @@ def project_heads(
 
 
 @triton.jit(do_not_specialize=["m"])
-@no_type_check
 def gate_product(
     x, weight, out, m, k, f,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
@@ -119,7 +132,6 @@ def gate_product(
 
 
 @triton.jit(do_not_specialize=["m"])
-@no_type_check
 def part_product(
     x, weight, parts, m, k, n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
@@ -135,3 +147,65 @@ def part_product(
     total = _multiply(x, weight, row, column, column < n, m, k, begin, end, ROWS, COLUMNS, INNER, EVEN)
     at = (part * m + row).to(tl.int64)[:, None] * n + column[None, :]
     tl.store(parts + at, total, mask=(row < m)[:, None] & (column < n)[None, :])
+
+
+def few_rows_ops(model: Transformer, positions: int) -> LayerOps:
+    """The operations for a pass over so many positions whose keys are read from a cache."""
+    few = 0 < positions <= _FEW_ROWS and model.dtype in _HALF
+    linears = (linear for b in model.layers() for linear in (b.attention.qkv, b.attention.out, b.gate_up, b.down))
+    # Layers of other classes, such as quantised ones, compute their own products.
+    joint = few and not model.shape.qk_norm and all(type(linear) is nn.Linear for linear in linears)
+    return JointOps() if joint else KernelOps()
+
+
+class JointOps(KernelOps):
+    """A product and the operation that follows it in one kernel, for a few rows whose keys are read from a cache.
+
+    Modules are of the type `nn.Linear`. Only that of `project` may have a bias. The result of `project` holds queries
+    only; keys and values are in the store.
+    """
+
+    def __init__(self, cut: tuple[int, Mapping[str, int]] | None = None) -> None:
+        self.cut = cut  # into how many parts, if any, and tiles; None: as is fastest
+
+    def project(self, attention: Attention, normed: Tensor, table: Tensor, positions: Any, store: Any) -> Tensor:
+        keys, values, slots = store
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        b, q, w = normed.shape
+        _, turns, d = table.shape
+        _, tiles = self.cut or (1, TILES)
+        constants = {"H": attention.n_heads, "G": attention.n_kv_heads, "D": d, "BIASED": bias is not None}
+        out, grid = normed.new_empty(b, q, weight.shape[0]), (-(-weight.shape[0] // tiles["COLUMNS"]),)
+        tensors = weight, weight if bias is None else bias, table, positions.contiguous(), keys, values, slots, out
+        sizes = b * q, w, q, turns, keys.shape[2]
+        launch(project_heads, grid, normed, *tensors, *sizes, **constants, **_options(tiles, b * q, w))
+        return out
+
+    def gated(self, linear: Any, normed: Tensor) -> Tensor:
+        b, q, w = normed.shape
+        f = linear.weight.shape[0] // 2
+        _, tiles = self.cut or (1, _GATE_TILES)
+        out, grid = normed.new_empty(b, q, f), (-(-2 * f // tiles["COLUMNS"]),)
+        launch(gate_product, grid, normed, linear.weight, out, b * q, w, f, **_options(tiles, b * q, w))
+        return out
+
+    def update(self, linear: Any, x: Tensor) -> Float[Tensor, "parts b q w"]:
+        """In float32, and in parts of the inputs."""
+        b, q, k = x.shape
+        w = linear.weight.shape[0]
+        parts, tiles = self.cut or parts_and_tiles(w, k)
+        out, grid = x.new_empty(parts, b, q, w, dtype=torch.float32), (-(-w // tiles["COLUMNS"]), parts)
+        launch(part_product, grid, x, linear.weight, out, b * q, k, w, **_options(tiles, b * q, k))
+        return out
+
+
+def _options(tiles: Mapping[str, int], rows: int, inner: int) -> dict[str, int | bool]:
+    """Options of a launch whose product has so many rows and adds up so many inputs."""
+    return {**tiles, "ROWS": max(16, next_power(rows)), "EVEN": inner % tiles["INNER"] == 0}
+
+
+def parts_and_tiles(n: int, k: int) -> tuple[int, Mapping[str, int]]:
+    """How to cut a product. Depends on the matrix only: other rows never change the order in which a row is added."""
+    columns, stages = (64, 4) if k > 16_384 else (32, 5)
+    parts = min(_PROGRAMS // -(-n // columns), -(-k // 128), _MOST_PARTS)
+    return max(1, parts), TILES | {"COLUMNS": columns, "num_stages": stages}
