@@ -20,10 +20,9 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 def choose_device(device: str | torch.device | None) -> torch.device:
     """The device asked for, if it is there; by default CUDA, else MPS, else the CPU."""
+    available = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if device is None:
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
-    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        return torch.device(next(kind for kind, count in available.items() if count))
     try:
         chosen = torch.device(device)
         count = available[chosen.type]
@@ -60,8 +59,8 @@ def memory_errors(needed: int, device: torch.device, *, what: str) -> Generator[
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        loading = f"loading {what}, which needs {_gib(needed)}"
-        raise OutOfMemory(f"{device} ran out of memory {loading}; {_way_out(device)}") from error
+        message = f"{device} ran out of memory loading {what}, which needs {_gib(needed)}; {_way_out(device)}"
+        raise OutOfMemory(message) from error
 
 
 def free_memory(device: torch.device) -> int | None:

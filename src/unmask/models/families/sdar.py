@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.families.base import families
-from unmask.models.families.qwen import QwenFamily
+from unmask.models.families.dream import QwenFamily
 
 BLOCK_SIZE = 4  # of checkpoints that do not say
 
