@@ -20,9 +20,10 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 def choose_device(device: str | torch.device | None) -> torch.device:
     """The device asked for, if it is there; by default CUDA, else MPS, else the CPU."""
-    available = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if device is None:
-        return torch.device(next(kind for kind, count in available.items() if count))
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     try:
         chosen = torch.device(device)
         count = available[chosen.type]

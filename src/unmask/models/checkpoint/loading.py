@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.errors import UnknownName, UnmaskError, one_line
+from unmask.errors import UnmaskError, check_known, one_line
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.folder import Weights, checkpoint_folder
@@ -80,8 +80,7 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise UnknownName("dtype", name, DTYPES)
+    check_known("dtype", [name], DTYPES)
     return DTYPES[name]
 
 

@@ -59,9 +59,7 @@ class ModelGraphs:
 
 def runs(model: MaskedLM) -> TypeGuard[Transformer]:
     """Whether these passes give what the model's `predict` gives. A class with its own `predict` is left alone."""
-    if not isinstance(model, Transformer) or not ops.fits(model):
-        return False
-    return next(kind for kind in type(model).__mro__ if "predict" in vars(kind)) is Transformer
+    return isinstance(model, Transformer) and type(model).predict is Transformer.predict and ops.fits(model)
 
 
 def graphs_of(model: Transformer) -> ModelGraphs:

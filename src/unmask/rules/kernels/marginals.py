@@ -96,9 +96,8 @@ def _weight(x, best, unit):
 
 @triton.jit
 def row_figure(
-    logits, tokens, parts, out, stride, v, pieces,
-    PROBABILITY: tl.constexpr, ENTROPY: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
+    logits, tokens, parts, out, stride, v, pieces, PROBABILITY: tl.constexpr, ENTROPY: tl.constexpr, P: tl.constexpr
+):
     """The probability of a token of one row, or the row's entropy, or its two largest probabilities. Grid (rows,).
 
     `out` (rows), or (rows, 2) for the two largest, float32.
