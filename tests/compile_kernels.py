@@ -10,12 +10,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from unmask.models.kernels import attention, ops, products, wide
-from unmask.rules.kernels import triton_field, triton_marginals, triton_overlap
+from unmask.rules.kernels import commit, marginals, overlap
 
 MODULES = (
-    triton_overlap,
-    triton_field,
-    triton_marginals,
+    overlap,
+    commit,
+    marginals,
     ops,
     attention,
     products,

@@ -9,7 +9,7 @@ from unmask.bench.roofline import Ceilings, floor, measure_ceilings, operations
 from unmask.bench.subject import PUBLISHED
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.models.families.find import family_of
+from unmask.models.families import family_of
 from unmask.models.layers import TransformerShape
 
 GPU = Ceilings(bytes_per_s=4.3e12, flops_per_s=790e12)

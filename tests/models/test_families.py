@@ -15,8 +15,8 @@ import pytest
 from unmask.errors import CheckpointError
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.loading import load_model
+from unmask.models.families import family_of
 from unmask.models.families.dream import Dream
-from unmask.models.families.find import family_of
 from unmask.models.families.llada import LLaDA
 
 MakeFolder = Callable[..., Path]
@@ -215,7 +215,7 @@ class Relative(LLaDA):
 """
 FILE = """
 from unmask.models.families.base import families
-from unmask.models.families.qwen import QwenFamily
+from unmask.models.families.dream import QwenFamily
 
 
 @families.register("newcomer")
@@ -235,7 +235,7 @@ from unmask.models import families
 families.__path__.append(sys.argv.pop(1))
 from unmask.errors import CheckpointError
 from unmask.models.checkpoint.config import Config
-from unmask.models.families.find import family_of
+from unmask.models.families import family_of
 from unmask.models.checkpoint.loading import load_model
 
 relative, ours = (load_model(folder, device="cpu").model.predict(torch.arange(5)[None]) for folder in sys.argv[1:])

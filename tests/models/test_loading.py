@@ -157,7 +157,7 @@ def test_a_home_folder_may_be_abbreviated(monkeypatch: pytest.MonkeyPatch, llada
 def test_a_revision_of_a_folder_is_refused(llada_folder: Path) -> None:
     expected = f"revision='main' applies to names on the hub, but '{llada_folder}' is a folder here"
     assert refusal(llada_folder, revision="main") == expected
-    assert refusal("toy", revision="main") == "revision='main' applies to names on the hub, but 'toy' is built in"
+    assert refusal("toy", revision="main") == "revision='main' applies to checkpoints, and 'toy' is none; leave it out"
 
 
 def test_a_missing_folder_is_not_looked_for_on_the_hub() -> None:
@@ -177,7 +177,7 @@ def test_a_file_in_place_of_a_folder_is_refused(llada_folder: Path) -> None:
 
 def test_a_folder_without_config_is_refused(llada_folder: Path) -> None:
     (llada_folder / "config.json").unlink()
-    assert refusal(llada_folder) == f"{llada_folder}: there is no config.json, so this is not a checkpoint"
+    assert refusal(llada_folder) == f"{llada_folder}/config.json: cannot be read: No such file or directory"
 
 
 def test_a_config_that_is_not_json_is_refused(llada_folder: Path) -> None:
@@ -328,7 +328,7 @@ def test_loading_changes_nothing_in_the_folder(llada_folder: Path, tmp_path: Pat
 
 
 def test_every_refusal_is_a_value_error_for_callers_that_know_no_better(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no config\.json") as caught:
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read: No such file or directory") as caught:
         load_model(tmp_path, device="cpu")
     assert isinstance(caught.value, CheckpointError)
 

@@ -15,8 +15,8 @@ import unmask
 from unmask import tasks
 from unmask.errors import OutOfMemory, UnknownName, UnmaskError
 from unmask.models import device as memory
+from unmask.models.checkpoint.folder import Weights
 from unmask.models.checkpoint.loading import load_model
-from unmask.models.checkpoint.weights import Weights
 from unmask.models.quantized import FORMATS, QuantizedLinear, bytes_to_load, check_format
 from unmask.models.random_weights import random_model
 
@@ -88,7 +88,7 @@ def test_a_device_without_the_format_is_refused() -> None:
 
 
 def test_the_toy_has_nothing_to_quantise() -> None:
-    with pytest.raises(UnmaskError, match=r"^quantize='int8' applies to weights, and 'toy' has none; leave it out$"):
+    with pytest.raises(UnmaskError, match=r"^quantize='int8' applies to checkpoints, and 'toy' is none; leave it out$"):
         load_model("toy", quantize="int8")
 
 

@@ -146,8 +146,8 @@ def test_it_never_waits_for_the_device(kernels, open_at_most):
 
 
 def test_fewer_open_positions_compile_nothing_new(kernels):
-    from unmask.rules.kernels.triton_field import commit_rows
-    from unmask.rules.kernels.triton_overlap import pair_overlaps, pair_sums, piece_figures, row_figures
+    from unmask.rules.kernels.commit import commit_rows
+    from unmask.rules.kernels.overlap import pair_overlaps, pair_sums, piece_figures, row_figures
 
     def compiled():
         launched = (piece_figures, row_figures, pair_sums, pair_overlaps, commit_rows)

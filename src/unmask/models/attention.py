@@ -40,7 +40,8 @@ class Padded:
     maps: list[Float[Tensor, "b q n"]] = field(default_factory=list)
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        queries, keys, values = split(qkv, self.shape)
+        sizes = [self.shape.n_heads, self.shape.n_kv_heads, self.shape.n_kv_heads]
+        queries, keys, values = qkv.unflatten(-1, (sum(sizes), -1)).transpose(1, 2).split(sizes, dim=1)
         if self.stored is not None:
             storage, slots = self.stored
             keys, values = (part[slots, :, : self.length] for part in storage.layers[layer])
@@ -78,22 +79,15 @@ class Packing:
         parts = on_device(torch.from_numpy(table), device).split([count, count, len(rows)])
         return cls(row=parts[0], position=parts[1], rows=parts[2].view(3, -1))
 
-    @property
-    def sizes(self) -> Int[Tensor, " b"]:
-        return self.rows[1]
-
-    @property
-    def starts(self) -> Int[Tensor, " b"]:
-        return self.rows[2]
-
     def packed(self, values: Int[Tensor, "b n"]) -> Int[Tensor, "positions 1"]:
         return values[self.row, self.position][:, None]
 
     def places(self, at: Int[Tensor, "_b k"]) -> Int[Tensor, "b k"]:
         """Where some positions of each row are packed. One outside the row's span counts as its first or last one."""
-        column = torch.minimum((at - self.rows[0, :, None]).clamp(min=0), (self.sizes[:, None] - 1).clamp(min=0))
+        first, sizes, starts = self.rows.unsqueeze(-1)
+        column = torch.minimum((at - first).clamp(min=0), (sizes - 1).clamp(min=0))
         # A row without positions gets a place of another row.
-        return (self.starts[:, None] + column).clamp(max=self.row.shape[0] - 1)
+        return (starts + column).clamp(max=self.row.shape[0] - 1)
 
 
 class Packed:
@@ -150,20 +144,8 @@ def shadow_mask(shadow: Int[Tensor, "b s"], visible: Mask, length: int) -> Bool[
     return seen[:, None]
 
 
-def split(
-    qkv: Float[Tensor, "b n heads"], shape: TransformerShape
-) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g n d"], Float[Tensor, "b g n d"]]:
-    """Queries, keys and values, head by head."""
-    sizes = [shape.n_heads, shape.n_kv_heads, shape.n_kv_heads]
-    queries, keys, values = qkv.unflatten(-1, (sum(sizes), -1)).transpose(1, 2).split(sizes, dim=1)
-    return queries, keys, values
-
-
 def attend(
-    queries: Float[Tensor, "b h q d"],
-    keys: Float[Tensor, "b g n d"],
-    values: Float[Tensor, "b g n d"],
-    mask: Mask,
+    queries: Float[Tensor, "b h q d"], keys: Float[Tensor, "b g n d"], values: Float[Tensor, "b g n d"], mask: Mask
 ) -> Float[Tensor, "b q heads"]:
     """What every query gathers from the keys that it sees."""
     groups = queries.shape[1] // keys.shape[1]

@@ -60,8 +60,8 @@ def memory_errors(needed: int, device: torch.device, *, what: str) -> Generator[
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        loading = f"loading {what}, which needs {_gib(needed)}"
-        raise OutOfMemory(f"{device} ran out of memory {loading}; {_way_out(device)}") from error
+        message = f"{device} ran out of memory loading {what}, which needs {_gib(needed)}; {_way_out(device)}"
+        raise OutOfMemory(message) from error
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -111,14 +111,11 @@ class QuantizedLinear(nn.Module):
 
 def bytes_to_load(model: nn.Module, quantize: str | None) -> int:
     """Memory to load a model: with `quantize`, the quantised model and one layer that is not quantised yet."""
-    needed = sum(parameter.nbytes for parameter in model.parameters())
-    if quantize is None:
-        return needed
-    linears = linears_of(model)
+    needed, linears = sum(parameter.nbytes for parameter in model.parameters()), linears_of(model) if quantize else []
     for linear in linears:
         n, k = linear.weight.shape
         needed += n * (k + -k % _GRAIN + 4) - linear.weight.nbytes  # a byte for each input, and a scale
-    return needed + max(linear.weight.nbytes for linear in linears)
+    return needed + max((linear.weight.nbytes for linear in linears), default=0)
 
 
 def linears_of(model: nn.Module) -> list[nn.Linear]:

@@ -17,7 +17,7 @@ from unmask.models.base import MaskedLM
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.loading import materialize
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.models.families.find import family_of
+from unmask.models.families import family_of
 from unmask.models.quantized import check_format
 
 

@@ -83,7 +83,9 @@ class Transformer(nn.Module):
             feeding = self.feeding(inputs.at, positions, tokens.shape)
         kept = None if inputs.states else feeding
         found = self.forward(tokens, positions, attend, length=length, cache=cache, slots=slots, kept=kept)
-        return self.prediction_of(found, inputs, feeding if inputs.states else None, everything)
+        if not inputs.states:
+            return Prediction(logits=self.logits_of(found))
+        return Prediction(logits=self.logits_of(picked(found, feeding)), states=picked(found, everything))
 
     def _predict_more(self, inputs: PassInputs) -> Prediction:
         """Predictions with attention maps or shadows, over whole canvases."""
@@ -138,20 +140,6 @@ class Transformer(nn.Module):
     def logits_of(self, states: Float[Tensor, "b k w"]) -> Float[Tensor, "b k v"]:
         return F.linear(states, self.embedding.weight if self.head is None else self.head.weight)
 
-    def prediction_of(
-        self,
-        found: Float[Tensor, "b q w"],
-        inputs: PassInputs,
-        feeding: Int[Tensor, "_b k"] | None,
-        everything: Int[Tensor, "_b _q"] | None = None,
-    ) -> Prediction:
-        """The prediction from the states that a pass has found: those `feeding` the head, and `everything` as states.
-
-        Both are places among the states; None: all of them.
-        """
-        logits = self.logits_of(picked(found, feeding))
-        return Prediction(logits=logits, states=picked(found, everything) if inputs.states else None)
-
     def feeding(
         self, at: Int[Tensor, "_b k"] | None, positions: Int[Tensor, "b q"] | None, shape: tuple[int, ...]
     ) -> Int[Tensor, "b k"] | None:
@@ -162,10 +150,9 @@ class Transformer(nn.Module):
         if at is None and not self.shift:
             return None
         rows, width = shape
-        if at is None:
-            columns = torch.arange(width, device=self.device)
-        else:
-            columns = at if positions is None else at - positions[:, :1]
+        columns = torch.arange(width, device=self.device) if at is None else at
+        if at is not None and positions is not None:
+            columns = at - positions[:, :1]
         before = width * torch.arange(rows, device=self.device)[:, None]
         return before + (columns - self.shift).clamp(0, width - 1)
 

@@ -69,11 +69,10 @@ def top2_probabilities(
     logits: Float[Tensor, "*positions v"], *, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*positions 2"]:
     """Probabilities of the two best tokens, best first; the second is 0 where only one token can occur."""
-    if logits.shape[-1] == 1:
-        return torch.cat([torch.ones_like(logits), torch.zeros_like(logits)], dim=-1).to(dtype or logits.dtype)
     centred = _centred(logits)
-    best = centred.topk(2, dim=-1).values.exp()
-    return (best / _total(centred.exp_()).unsqueeze(-1)).to(dtype or logits.dtype)
+    best = centred.topk(min(2, logits.shape[-1]), dim=-1).values.exp()
+    both = pad(best, (0, 2 - best.shape[-1]))
+    return (both / _total(centred.exp_()).unsqueeze(-1)).to(dtype or logits.dtype)
 
 
 def aligned(values: Tensor) -> Tensor:

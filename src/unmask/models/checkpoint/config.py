@@ -18,6 +18,7 @@ _MOST = 2**31 - 1  # of a whole number
 
 _short = reprlib.Repr()  # nested values would exhaust the stack, and long ones fill the screen
 _short.maxstring = _short.maxother = 80
+shown = _short.repr  # how an error shows a value of a file
 
 
 class Config:
@@ -102,8 +103,3 @@ def read_text(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: is not UTF-8 text: {error}") from error
-
-
-def shown(value: Any) -> str:
-    """A value of a file as an error shows it, cut short."""
-    return _short.repr(value)

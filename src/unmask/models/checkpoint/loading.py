@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.errors import CheckpointError, UnknownName, UnmaskError, one_line
-from unmask.models.base import LoadedModel, MaskedLM
+from unmask.errors import UnmaskError, check_known, one_line
+from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
 from unmask.models.checkpoint.config import Config
-from unmask.models.checkpoint.folder import checkpoint_folder
+from unmask.models.checkpoint.folder import Weights, checkpoint_folder
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.models.checkpoint.weights import Weights
 from unmask.models.device import check_memory, choose_device, memory_errors
-from unmask.models.families.find import family_of
+from unmask.models.families import family_of
 from unmask.models.quantized import QuantizedLinear, bytes_to_load, check_format, linears_of
 
 MOST_LAYERS = 1000
@@ -51,15 +50,29 @@ def load_model(
     check_format(quantize, place)
     name = str(path_or_name)
     if name == "toy":
-        if revision is not None:
-            raise UnmaskError(f"revision={revision!r} applies to names on the hub, but 'toy' is built in")
-        if quantize is not None:
-            raise UnmaskError(f"quantize={quantize!r} applies to weights, and 'toy' has none; leave it out")
+        for option, value in {"revision": revision, "quantize": quantize}.items():
+            if value is not None:
+                raise UnmaskError(f"{option}={value!r} applies to checkpoints, and 'toy' is none; leave it out")
         from unmask.models.toy import load_toy
 
         return load_toy(device=place, dtype=wanted or torch.float32)
     folder = checkpoint_folder(name, revision=revision, token=token, cache_dir=cache_dir)
-    return _load_folder(folder, name, place, wanted, quantize, on_bytes)
+    config = Config.read(folder / "config.json")
+    family = family_of(config)
+    if "quantization_config" in config.values:
+        raise config.error("quantised checkpoints are not supported (quantization_config)")
+    weights, codec = Weights(folder, on_bytes), TextCodec.from_folder(folder)
+    spec = _checked_spec(family.spec(config, codec, name), folder, config, codec)
+    named = str(config.get("dtype", config.get("torch_dtype"))).removeprefix("torch.")
+    default = DTYPES.get(named, weights.dtype()) if place.type == "cuda" else torch.float32
+    try:
+        with torch.device("meta"):
+            model = family.build(config, spec).to(wanted or default)
+    except (RuntimeError, OverflowError) as error:  # a tensor with more numbers than can be counted
+        raise config.error(f"its sizes make no model: {one_line(error)}") from error
+    weights.check(family.slots(model))
+    loaded = materialize(model, name, place, quantize, tensors=lambda: family.slots(model), fill=weights.fill)
+    return LoadedModel(model=loaded, codec=codec)
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -67,47 +80,23 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise UnknownName("dtype", name, DTYPES)
+    check_known("dtype", [name], DTYPES)
     return DTYPES[name]
 
 
-def _load_folder(
-    folder: Path,
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    quantize: str | None,
-    on_bytes: Callable[[int, int], None],
-) -> LoadedModel:
-    if not (folder / "config.json").exists():
-        raise CheckpointError(f"{folder}: there is no config.json, so this is not a checkpoint")
-    config = Config.read(folder / "config.json")
-    family = family_of(config)
-    if "quantization_config" in config.values:
-        raise config.error("quantised checkpoints are not supported (quantization_config)")
-    weights, codec = Weights(folder, on_bytes), TextCodec.from_folder(folder)
-    spec = family.spec(config, codec, name)
+def _checked_spec(spec: ModelSpec, folder: Path, config: Config, codec: TextCodec) -> ModelSpec:
+    """The family's spec with what the folder's files recommend, if model and tokenizer go together."""
     generation = Config.read(folder / "generation_config.json", optional=True)
-    for key, field in {"max_new_tokens": "max_tokens", "block_length": "block_size"}.items():  # the author recommends
+    for key, field in {"max_new_tokens": "max_tokens", "block_length": "block_size"}.items():
         if key in generation.values:
             spec = replace(spec, **{field: generation.whole(key)})
-    spec = replace(spec, converses=_converses(codec, name, str(folder.resolve()), config.get("_name_or_path", "")))
     if codec.highest_id >= spec.vocab_size:
         ends = f"the vocabulary ends at {spec.vocab_size}"
         raise config.error(f"the tokenizer has ids up to {codec.highest_id}, but {ends}")
     if spec.n_layers > MOST_LAYERS:
         raise config.error(f"it asks for {spec.n_layers} layers, and {MOST_LAYERS} are the most")
-    named = str(config.get("dtype", config.get("torch_dtype"))).removeprefix("torch.")
-    dtype = dtype or (DTYPES.get(named, weights.dtype()) if device.type == "cuda" else torch.float32)
-    try:
-        with torch.device("meta"):
-            model = family.build(config, spec).to(dtype)
-    except (RuntimeError, OverflowError) as error:  # a tensor with more numbers than can be counted
-        raise config.error(f"its sizes make no model: {one_line(error)}") from error
-    weights.check(family.slots(model))
-    loaded = materialize(model, name, device, quantize, tensors=lambda: family.slots(model), fill=weights.fill)
-    return LoadedModel(model=loaded, codec=codec)
+    names = spec.name, str(folder.resolve()), config.get("_name_or_path", "")
+    return replace(spec, converses=_converses(codec, *names))
 
 
 def _converses(codec: TextCodec, *names: Any) -> bool:

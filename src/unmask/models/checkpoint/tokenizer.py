@@ -22,15 +22,11 @@ from unmask.models.checkpoint import chat_template as templates
 from unmask.models.checkpoint.config import Config, read_text, shown
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
+_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 # Characters from which on a text is encoded as a batch, which lets other threads of Python go on meanwhile.
 _LONG = 10_000
-
 # That a text may have between two steps of a tokenizer, which is data of a stranger and may multiply it.
 MOST_CHARACTERS = 64 * 2**20
-
-_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
-
 # Qwen2's word boundaries: contractions, a word with one leading sign, single digits, runs of signs, line ends, blanks.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -186,8 +182,7 @@ def _added_tokens(folder: Path, config: Config, special_tokens: dict[str, str]) 
             options = {key: about[key] for key in _OPTIONS if key in about}
             added[int(number)] = AddedToken(about["content"], **options)
         except (KeyError, TypeError, ValueError) as error:
-            entry = f"{shown(number)}: {shown(about)}"
-            raise config.error(f"added_tokens_decoder has a malformed entry {entry}") from error
+            raise config.error(f"added_tokens_decoder has a malformed entry {shown(number)}: {shown(about)}") from error
     return dict(sorted(added.items()))
 
 

@@ -1,1 +1,42 @@
-"""Model families: config keys, tensor names, special tokens and quirks, one file each."""
+"""Model families: config keys, tensor names, special tokens and quirks, one file each; and the family of a config.
+
+A refusal names the family and a program that runs it, since the user's next question is where to go.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from unmask.errors import CheckpointError
+from unmask.models.checkpoint.config import Config, shown
+from unmask.models.families.base import Family, families
+
+# What model_type begins with, without punctuation, and how the refusal goes on.
+_ELSEWHERE = {
+    "lladamoe": "LLaDA-MoE, a mixture of experts: dInfer runs it",
+    "llada2": "LLaDA2.x, a block diffusion mixture of experts: SGLang runs it; dInfer runs LLaDA2.0",
+    "sdarmoe": "SDAR-MoE, a mixture of experts: SGLang runs it",
+    "diffusiongemma": "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
+}
+
+
+def family_of(config: Config) -> Family:
+    """The family that reads this config; a refusal in one line if there is none."""
+    for module in iter_modules(__path__, f"{__name__}."):
+        import_module(module.name)  # registers the family that the file describes
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise config.error(f"model_type must name a model family, got {shown(kind)}")
+    name, names = kind.lower(), families.names()
+    if name == "llada" and "num_experts" in config.values:  # LLaDA-MoE has the model_type of the dense LLaDA
+        name = "llada_moe"
+    if name not in names:
+        letters = "".join(filter(str.isalnum, name))
+        unknown = f"no masked diffusion family that is known here: {', '.join(names)}; a plug-in may add it"
+        reasons = (reason for beginning, reason in _ELSEWHERE.items() if letters.startswith(beginning))
+        raise config.error(f"model_type {shown(kind)} is {next(reasons, unknown)}")
+    family = families.find(name)()
+    if not isinstance(family, Family):
+        raise CheckpointError(f"the plug-in for model family {name!r} lacks spec, build or slots")
+    return family

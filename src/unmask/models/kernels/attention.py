@@ -79,9 +79,7 @@ def attend_split(
         keys += first
         values += first
         last = tl.minimum((split + 1) * split_size, length)
-        best, total, mixture = _found(
-            query, keys, values, split * split_size, last, length, scale, D, ROWS, KEYS, D
-        )  # fmt: skip
+        best, total, mixture = _found(query, keys, values, split * split_size, last, length, scale, D, ROWS, KEYS, D)
         number = token * H + head
         if length <= split_size:
             result = tl.div_rn(mixture, tl.where(total == 0.0, 1.0, total)[:, None])
@@ -124,9 +122,7 @@ def attend_rows(
         if STORED:
             first = (tl.load(slots + row) * G + key_head) * capacity * D
             known = tl.minimum(tl.load(seen + row).to(tl.int32), capacity)
-            _, total, mixture = _found(
-                query, keys + first, values + first, 0, known, known, scale, D, ROWS, KEYS, D
-            )  # fmt: skip
+            _, total, mixture = _found(query, keys + first, values + first, 0, known, known, scale, D, ROWS, KEYS, D)
         else:
             keys = qkv + (H + key_head) * D
             _, total, mixture = _found(query, keys, keys + G * D, 0, length, length, scale, D, ROWS, KEYS, width)

@@ -59,9 +59,7 @@ class ModelGraphs:
 
 def runs(model: MaskedLM) -> TypeGuard[Transformer]:
     """Whether these passes give what the model's `predict` gives. A class with its own `predict` is left alone."""
-    if not isinstance(model, Transformer) or not ops.fits(model):
-        return False
-    return next(kind for kind in type(model).__mro__ if "predict" in vars(kind)) is Transformer
+    return isinstance(model, Transformer) and type(model).predict is Transformer.predict and ops.fits(model)
 
 
 def graphs_of(model: Transformer) -> ModelGraphs:
@@ -129,7 +127,9 @@ def _whole(model: Transformer, inputs: PassInputs) -> Prediction:
     given = tokens, slots, visible, None if inputs.states else feeding
     captured = tokens.numel() <= _GRAPHED
     (states,) = graphs_of(model).over(cache).whole(whole, *given, kind="whole") if captured else whole(*given)
-    return model.prediction_of(states, inputs, feeding if inputs.states else None)
+    if not inputs.states:
+        return Prediction(logits=model.logits_of(states))
+    return Prediction(logits=model.logits_of(picked(states, feeding)), states=states)
 
 
 def _packed(model: Transformer, inputs: PassInputs) -> Prediction:
@@ -139,11 +139,11 @@ def _packed(model: Transformer, inputs: PassInputs) -> Prediction:
 
     def packed(tokens: Tensor, row: Tensor, position: Tensor, rows: Tensor, *optional: Any) -> Outputs:
         packing, (slots, visible, at) = Packing(row=row, position=position, rows=rows), optional
+        _, sizes, starts = rows
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             stored = None if cache is None or visible is None else (*cache.storage.layers[layer], slots, visible)
-            lies, heads = (packing.starts, packing.sizes), (shape.n_heads, shape.n_kv_heads)
-            return ragged_attention(qkv, *lies, *heads, longest, stored)
+            return ragged_attention(qkv, starts, sizes, shape.n_heads, shape.n_kv_heads, longest, stored)
 
         kept = None if at is None else packing.places(at - model.shift)
         places = None if slots is None else slots[row]
@@ -158,10 +158,10 @@ def _packed(model: Transformer, inputs: PassInputs) -> Prediction:
     graphs = graphs_of(model).over(cache).whole
     (states,) = graphs(packed, *given, kind=("packed", longest)) if captured else packed(*given)
     if at is not None:
-        return model.prediction_of(states, inputs, None)
-    predicted = plan.positions if inputs.at is None else inputs.at
-    feeding = packing.places(predicted - model.shift)
-    return model.prediction_of(states, inputs, feeding, packing.places(plan.positions))
+        return Prediction(logits=model.logits_of(states))
+    feeding = packing.places((plan.positions if inputs.at is None else inputs.at) - model.shift)
+    everything = picked(states, packing.places(plan.positions)) if inputs.states else None
+    return Prediction(logits=model.logits_of(picked(states, feeding)), states=everything)
 
 
 def _part(model: Transformer, inputs: PassInputs) -> Callable[[], Prediction]:
@@ -190,8 +190,9 @@ def _part(model: Transformer, inputs: PassInputs) -> Callable[[], Prediction]:
     def replayed() -> Prediction:
         states, *logits = ready.run()
         if not with_head:
-            return model.prediction_of(states, inputs, model.feeding(inputs.at, positions, tokens.shape))
-        return Prediction(logits=logits[0], states=states if inputs.states else None, fleeting=ready.replays)
+            logits = [model.logits_of(picked(states, model.feeding(inputs.at, positions, tokens.shape)))]
+        fleeting = with_head and ready.replays
+        return Prediction(logits=logits[0], states=states if inputs.states else None, fleeting=fleeting)
 
     return replayed
 

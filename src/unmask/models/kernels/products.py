@@ -110,9 +110,8 @@ def project_heads(
 
 @triton.jit(do_not_specialize=["m"])
 def gate_product(
-    x, weight, out, m, k, f,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+    x, weight, out, m, k, f, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr
+):
     """silu(x gate) * (x up), both products rounded, and the silu; `weight` is gate (f, k) and up (f, k).
 
     A tile holds COLUMNS / 2 features of both. Grid (f / (COLUMNS / 2),).
@@ -120,9 +119,7 @@ def gate_product(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     feature = tl.program_id(0) * (COLUMNS // 2) + column // 2
-    total = _multiply(
-        x, weight, row, feature + column % 2 * f, feature < f, m, k, 0, k, ROWS, COLUMNS, INNER, EVEN
-    )  # fmt: skip
+    total = _multiply(x, weight, row, feature + column % 2 * f, feature < f, m, k, 0, k, ROWS, COLUMNS, INNER, EVEN)
     dtype: tl.constexpr = x.dtype.element_ty
     gate, up = tl.split(tl.reshape(total.to(dtype), (ROWS, COLUMNS // 2, 2)))
     result = (silu(gate.to(tl.float32)).to(dtype).to(tl.float32) * up.to(tl.float32)).to(dtype)
@@ -133,9 +130,8 @@ def gate_product(
 
 @triton.jit(do_not_specialize=["m"])
 def part_product(
-    x, weight, parts, m, k, n,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+    x, weight, parts, m, k, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr
+):
     """x (m, k) times `weight` (n, k) in parts of the inputs, which are to be added: (parts, m, n), float32.
 
     Grid (n / COLUMNS, parts).

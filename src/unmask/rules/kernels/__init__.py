@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,3 +16,8 @@ def serves(values: Tensor) -> bool:
 def next_power(number: int) -> int:
     """The next power of two: a tensor in a kernel has no other size."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Run a Triton kernel on the current device. To a type checker, its own call has other parameters."""
+    kernel[grid](*arguments, **options)

@@ -2,33 +2,158 @@
 
 Closed positions are never read. Shapes depend on the host's numbers only, and what is allocated comes from torch, so a
 CUDA graph can capture it all. Beside the result it needs about 4 bytes for every pair of positions and 768 tokens.
+
+The first four kernels are in `overlap.py`, and the last is here. It adds the pressure on a position in integers, which
+know no order: every figure depends on its own row only, bit for bit, and identical positions tie.
 """
 
 from __future__ import annotations
 
 from types import NotImplementedType
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from unmask.rules.kernels import next_power, serves, triton_field, triton_overlap
+from unmask.rules.kernels import launch, next_power, serves
+from unmask.rules.kernels import overlap as pairs
+from unmask.rules.kernels.overlap import FIGURES
 from unmask.rules.mean_field import MeanFieldCommit, Parameters
-
-_OVERLAP: Any = triton_overlap  # a launch is no call that a type checker understands
-_FIELD: Any = triton_field
-
-_WIDE = torch.float32
 
 # The plain rule serves larger batches: a launch has no more programs for rows, the last kernel no more registers for
 # positions.
 _MOST_ROWS, _MOST_POSITIONS = 65_535, 4096
 
+# A pressure is a sum of numbers between 0 and 1; with 50 bits behind the point 8,191 of them fit.
+_ONE = tl.constexpr(2.0**50)
+_ONE_OF_THEM = tl.constexpr(2.0**-50)
+_NO_OVERLAP = tl.constexpr(1e-12)
+
+
+@triton.jit
+def _sigmoid(field):
+    return tl.div_rn(1.0, 1.0 + tl.exp(field * -1.0))
+
+
+@triton.jit
+def _overlap_rows(overlap, i, j, found, width):
+    """Some rows of the overlap before it is normalised, 0 on the diagonal and where no open position is."""
+    there = (i < found)[:, None] & (j < found)[None, :] & (i[:, None] != j[None, :])
+    return tl.load(overlap + i[:, None] * width + j[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _normalised(overlap, largest, NORMALIZE: tl.constexpr):
+    if NORMALIZE:
+        return tl.where(largest > _NO_OVERLAP, tl.div_rn(overlap, tl.maximum(largest, _NO_OVERLAP)), 0.0)
+    return overlap
+
+
+@triton.jit
+def _pressure(rows, intensity):
+    """The pressure of some positions on all positions: the overlap is symmetric, so its rows serve as columns."""
+    return tl.sum((rows.to(tl.float64) * intensity[:, None] * _ONE).to(tl.int64), axis=0)
+
+
+@triton.jit
+def _is_open(masked, columns, last, k):
+    """1 for the open positions up to the `last` that takes part, else 0."""
+    return tl.load(masked + columns, mask=(columns < k) & (columns <= last), other=0).to(tl.int32)
+
+
+# Were k and the width known to be multiples of 16, wide loads would spread rows over threads that then have to exchange
+# them.
+@triton.jit(do_not_specialize=["m", "k", "width"])
+def commit_rows(
+    masked, column_of, count, figures, overlap,
+    commit_out, score_out, intensity_out, margin_out, overlap_out,
+    threshold, m, k, width,
+    ITERATIONS: tl.constexpr, NORMALIZE: tl.constexpr, BY_FIELD: tl.constexpr,
+    M: tl.constexpr, M_ROWS: tl.constexpr, K: tl.constexpr, K_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Normalises, updates the field, decides, and writes the results, those of closed positions too. Grid (b,)."""
+    row = tl.program_id(0)
+    found = tl.load(count + row)
+    slots = tl.arange(0, M)
+    there = slots < found
+    overlap += row.to(tl.int64) * m * width
+    figures += row * m * FIGURES
+    margin = tl.load(figures + slots * FIGURES + 2, mask=there, other=0.0)
+    columns = tl.load(column_of + row * m + slots, mask=there, other=0)
+
+    largest = 0.0
+    if M_ROWS == M:
+        whole = _overlap_rows(overlap, slots, slots, found, width)
+        largest = tl.max(whole)
+        whole = _normalised(whole, largest, NORMALIZE)
+    elif NORMALIZE:
+        for first in range(0, M, M_ROWS):
+            rows = _overlap_rows(overlap, first + tl.arange(0, M_ROWS), slots, found, width)
+            largest = tl.maximum(largest, tl.max(rows))
+
+    field = margin
+    for _ in range(ITERATIONS):
+        intensity = _sigmoid(field).to(tl.float64)
+        if M_ROWS == M:
+            pressure = _pressure(whole, intensity)
+        else:
+            pressure = tl.zeros([M], dtype=tl.int64)
+            for first in range(0, M, M_ROWS):
+                some = first + tl.arange(0, M_ROWS)
+                rows = _normalised(_overlap_rows(overlap, some, slots, found, width), largest, NORMALIZE)
+                same = some[:, None] == slots[None, :]
+                pressure += _pressure(rows, tl.sum(tl.where(same, intensity[None, :], 0.0), axis=1))
+        field = margin - (pressure.to(tl.float64) * _ONE_OF_THEM).to(tl.float32)
+
+    intensity = _sigmoid(field)
+    commit = there & (intensity >= threshold)
+    preference = field
+    if not BY_FIELD:
+        preference = tl.load(figures + slots * FIGURES + 3, mask=there, other=0.0)
+    best = tl.argmax(tl.where(there, preference, -float("inf")), axis=0)
+    stuck = tl.sum(commit.to(tl.int32), axis=0) == 0
+    commit = commit | (there & stuck & (slots == best))
+
+    tl.store(commit_out + row * k + columns, commit.to(tl.uint8), mask=there)
+    tl.store(score_out + row * k + columns, field, mask=there)
+    tl.store(intensity_out + row * k + columns, intensity, mask=there)
+    tl.store(margin_out + row * k + columns, margin, mask=there)
+    overlap_out += row.to(tl.int64) * k * k
+    for first in range(0, M, M_ROWS):
+        some = first + tl.arange(0, M_ROWS)
+        rows = (
+            whole if M_ROWS == M else _normalised(_overlap_rows(overlap, some, slots, found, width), largest, NORMALIZE)
+        )
+        some_columns = tl.load(column_of + row * m + some, mask=some < found, other=0)
+        at = overlap_out + some_columns[:, None] * k + columns[None, :]
+        tl.store(at, rows, mask=(some < found)[:, None] & there[None, :])
+
+    if found < k:
+        last = tl.max(tl.where(there, columns, -1), axis=0)
+        every = tl.arange(0, K)
+        is_open = _is_open(masked + row * k, every, last, k)
+        closed = (every < k) & (is_open == 0)
+        nothing = tl.zeros([K], dtype=tl.float32)
+        tl.store(commit_out + row * k + every, nothing.to(tl.uint8), mask=closed)
+        tl.store(score_out + row * k + every, nothing - float("inf"), mask=closed)
+        tl.store(intensity_out + row * k + every, nothing, mask=closed)
+        tl.store(margin_out + row * k + every, nothing, mask=closed)
+        for first in range(0, K, K_ROWS):
+            some = first + tl.arange(0, K_ROWS)
+            both_open = _is_open(masked + row * k, some, last, k)[:, None] * is_open[None, :]
+            at = overlap_out + some[:, None] * k + every[None, :]
+            inside = (some < k)[:, None] & (every < k)[None, :]
+            tl.store(at, tl.zeros([K_ROWS, K], dtype=tl.float32), mask=inside & (both_open == 0))
+
+
+# An overlap too large for registers is read again for every update, and then wide loads are worth it.
+commit_rows_in_parts = triton.jit(do_not_specialize=["m"])(commit_rows.fn)
+
 
 def commit_open(
-    logits: Float[Tensor, "b k v"],
-    masked: Bool[Tensor, "b k"],
+    logits: Tensor,
+    masked: Tensor,
     rule: Parameters,
     *,
     open_at_most: int | None,
@@ -47,61 +172,45 @@ def commit_open(
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     is_open = masked.contiguous().view(torch.uint8)
     m = k if open_at_most is None else max(1, min(open_at_most, k))
-    chunk = steps * _OVERLAP.STEP.value
-    pieces, chunks = -(-v // piece), -(-v // chunk)
-    compared = (-(-m // _OVERLAP.MANY.value)) ** 2
+    chunk = steps * pairs.STEP.value
+    pieces, chunks, tiles, width = -(-v // piece), -(-v // chunk), (-(-m // pairs.MANY.value)) ** 2, -(-m // 16) * 16
 
-    new = logits.new_empty
-    column_of, count = new((b, m), dtype=torch.int32), new((b,), dtype=torch.int32)
-    of_pieces, figures = new((b, m, 3, pieces), dtype=torch.float64), new((b, m, _OVERLAP.FIGURES.value), dtype=_WIDE)
-    width = -(-m // 16) * 16
-    sums, overlap = new((b, compared, chunks, _OVERLAP.PAIRS.value), dtype=_WIDE), new((b, m, width), dtype=_WIDE)
-    commit = new((b, k), dtype=torch.uint8)
-    score, intensity, margin = (new((b, k), dtype=_WIDE) for _ in range(3))
-    normalised = new((b, k, k), dtype=_WIDE)
+    def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return logits.new_empty(shape, dtype=dtype)
 
-    # A launch goes to the current device.
-    with torch.cuda.device_of(logits):
-        rows, columns = logits.stride(0), logits.stride(1)
-        _OVERLAP.piece_figures[(pieces, m, b)](
-            *(logits, is_open, of_pieces, column_of, count, rows, columns, m, k, v),
-            K=next_power(k),
-            W=piece,
-            num_warps=2,
-        )
-        _OVERLAP.row_figures[(m, b)](of_pieces, count, figures, m, pieces, P=next_power(pieces), num_warps=1)
-        _OVERLAP.pair_sums[(compared, chunks, b)](
-            *(logits, column_of, count, figures, sums, rows, columns, m, v, chunk),
-            WHOLE=v % _OVERLAP.STEP.value == 0,
-            num_warps=1,
-            # Left alone, the compiler takes half as many registers again: fewer programs share a multiprocessor.
-            maxnreg=96 if logits.element_size() == 2 else 128,
-        )
-        _OVERLAP.pair_overlaps[(2, compared, b)](
-            *(sums, count, overlap, m, width, compared),
-            CHUNKS=chunks,
-            BLOCK=min(128, next_power(chunks)),
-            num_warps=4,
-        )
+    column_of, count = new(b, m, dtype=torch.int32), new(b, dtype=torch.int32)
+    of_pieces, figures = new(b, m, 3, pieces, dtype=torch.float64), new(b, m, FIGURES.value)
+    sums, overlap, normalised = new(b, tiles, chunks, pairs.PAIRS.value), new(b, m, width), new(b, k, k)
+    commit, score, intensity, margin = new(b, k, dtype=torch.uint8), new(b, k), new(b, k), new(b, k)
+
+    with torch.cuda.device_of(logits):  # a launch goes to the current device
+        strides = logits.stride(0), logits.stride(1)
+        read = logits, is_open, of_pieces, column_of, count, *strides, m, k, v
+        launch(pairs.piece_figures, (pieces, m, b), *read, K=next_power(k), W=piece, num_warps=2)
+        launch(pairs.row_figures, (m, b), of_pieces, count, figures, m, pieces, P=next_power(pieces), num_warps=1)
+        # Left alone, the compiler takes half as many registers again: fewer programs share a multiprocessor.
+        options = {"num_warps": 1, "maxnreg": 96 if logits.element_size() == 2 else 128}
+        compared = logits, column_of, count, figures, sums, *strides, m, v, chunk
+        launch(pairs.pair_sums, (tiles, chunks, b), *compared, WHOLE=v % pairs.STEP.value == 0, **options)
+        options = {"CHUNKS": chunks, "BLOCK": min(128, next_power(chunks)), "num_warps": 4}
+        launch(pairs.pair_overlaps, (2, tiles, b), sums, count, overlap, m, width, tiles, **options)
         size, whole = padded_size(m, k), next_power(k)
         at_a_time = min(size, max(1, last // size))
-        commit_rows = _FIELD.commit_rows if at_a_time == size else _FIELD.commit_rows_in_parts
-        commit_rows[(b,)](
+        sizes = {"M": size, "M_ROWS": at_a_time, "K": whole, "K_ROWS": min(whole, max(1, last // whole))}
+        launch(
+            commit_rows if at_a_time == size else commit_rows_in_parts,
+            (b,),
             *(is_open, column_of, count, figures, overlap),
             *(commit, score, intensity, margin, normalised),
             *(rule.threshold, m, k, width),
             ITERATIONS=rule.iterations,
             NORMALIZE=rule.normalize == "max",
             BY_FIELD=rule.fallback == "field",
-            M=size,
-            M_ROWS=at_a_time,
-            K=whole,
-            K_ROWS=min(whole, max(1, last // whole)),
+            **sizes,
             num_warps=8,
         )
-    return MeanFieldCommit(
-        commit=commit.view(torch.bool), score=score, intensity=intensity, margin=margin, overlap=normalised
-    )
+    decided = commit.view(torch.bool)
+    return MeanFieldCommit(commit=decided, score=score, intensity=intensity, margin=margin, overlap=normalised)
 
 
 def padded_size(m: int, k: int) -> int:

@@ -1,5 +1,4 @@
-"""The mean-field rule up to the overlaps as four Triton kernels, in the order of their launch; `triton_field` has the
-fifth and last one, and `commit` allocates and launches.
+"""The mean-field rule up to the overlaps as four Triton kernels, in the order of their launch by `commit.py`.
 
 Probabilities live in powers of two: z = log2 p. Of two probabilities of a token let b be the smaller, d = |z_i - z_j|
 and r = 2^-d their ratio. The terms of `overlap`, in bits, are then
