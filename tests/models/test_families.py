@@ -215,7 +215,7 @@ class Relative(LLaDA):
 """
 FILE = """
 from unmask.models.families.base import families
-from unmask.models.families.dream import QwenFamily
+from unmask.models.families.qwen import QwenFamily
 
 
 @families.register("newcomer")

@@ -15,8 +15,8 @@ import unmask
 from unmask import tasks
 from unmask.errors import OutOfMemory, UnknownName, UnmaskError
 from unmask.models import device as memory
-from unmask.models.checkpoint.folder import Weights
 from unmask.models.checkpoint.loading import load_model
+from unmask.models.checkpoint.weights import Weights
 from unmask.models.quantized import FORMATS, QuantizedLinear, bytes_to_load, check_format
 from unmask.models.random_weights import random_model
 

@@ -1,29 +1,23 @@
-"""The folder of a checkpoint: found by its name, downloaded if need be, checked, and its tensors copied into a model.
+"""The folder of a checkpoint: found by its name, downloaded from the hub if need be, and checked before it is read.
 
-Data files only, never code; of weights only safetensors, because unpickling runs code. Their headers are read first, so
-that a damaged or foreign checkpoint is refused before memory is taken. Then every tensor is copied straight to its
-place. Downloading, caching and credentials are huggingface_hub's; here its many failures become one line each. Knows
-nothing of families.
+Data files only, never code. Downloading, caching and credentials are huggingface_hub's; here its many failures become
+one line each.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
-from math import prod
-from os.path import isfile  # unlike Path's, false for a name that no file can have
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from huggingface_hub import errors as hub_errors
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from unmask.errors import CheckpointError, OutOfMemory, UnknownName, UnmaskError, one_line
-from unmask.models.checkpoint.config import MOST_TEXT, Config
+from unmask.errors import CheckpointError, UnknownName, UnmaskError, one_line
+from unmask.models.checkpoint.config import MOST_TEXT
+from unmask.models.checkpoint.weights import files_of
 
 TINY = Path(__file__).parents[1] / "tiny"
 BUILT_IN = ("tiny", "toy")
@@ -31,8 +25,6 @@ DATA_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_HEADER = 100_000_008  # bytes; safetensors refuses more
 SAMPLES, SAMPLE_BYTES = 16, 64 * 1024
-_INDEX = "model.safetensors.index.json"
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json")  # what the weights mean, and what prompts become
 
 
@@ -99,97 +91,6 @@ def _reason(error: Exception, revision: str | None) -> str:
             return "it is neither a folder here nor in the cache, and the hub cannot be reached (offline?)"
         case _:
             return f"the download failed: {one_line(error)}"
-
-
-class Stored(NamedTuple):
-    """A tensor that lies in a file."""
-
-    file: Any  # as safe_open gives it
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    nbytes: int
-
-
-class Weights:
-    """Everything stored in a folder, by name. Files stay open, and are mapped into memory."""
-
-    def __init__(self, folder: Path, on_bytes: Callable[[int, int], None]) -> None:
-        self.folder, self.on_bytes = folder, on_bytes
-        self.stored = {name: entry for path in files_of(folder) for name, entry in _header(path)}
-        self._read, self._total = 0, sum(entry.nbytes for entry in self.stored.values())
-
-    def dtype(self) -> torch.dtype:
-        """The dtype of the largest tensor."""
-        return max(self.stored.values(), key=lambda entry: entry.nbytes).dtype
-
-    def check(self, slots: Mapping[str, Tensor]) -> None:
-        """Refuse a checkpoint that does not hold exactly the tensors that the model has."""
-        if missing := slots.keys() - self.stored.keys():
-            raise CheckpointError(f"{self.folder}: {_listed(missing)} missing from the checkpoint")
-        if unexpected := self.stored.keys() - slots.keys():
-            raise CheckpointError(f"{self.folder}: {_listed(unexpected)} not part of this model")
-        for name, slot in slots.items():
-            found, wanted = self.stored[name].shape, tuple(slot.shape)
-            if found != wanted:
-                raise CheckpointError(f"{self.folder}: tensor {name} has shape {found}, the config asks for {wanted}")
-
-    @torch.no_grad()
-    def fill(self, slots: Mapping[str, Tensor]) -> None:
-        """Copy every tensor to its place, converting dtype and device on the way; `on_bytes` hears of each."""
-        for name, slot in slots.items():
-            slot.copy_(self.stored[name].file.get_tensor(name))
-            self._read += self.stored[name].nbytes
-            self.on_bytes(self._read, self._total)
-
-
-def files_of(folder: Path) -> list[Path]:
-    """The safetensors files that make up the checkpoint."""
-    if (folder / _INDEX).exists():
-        return _shards(folder)
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
-    if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
-        raise CheckpointError(
-            f"{folder}: {pickles[0]} is a pickle, and reading one can run any code; convert it where you trust it: "
-            "safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')"
-        )
-    raise CheckpointError(f"{folder}: there is no model.safetensors and no {_INDEX}")
-
-
-def _shards(folder: Path) -> list[Path]:
-    index = Config.read(folder / _INDEX).get("weight_map")
-    if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
-        raise CheckpointError(f"{folder / _INDEX}: weight_map must say for each tensor which file holds it")
-    names = sorted(set(index.values()))
-    if outside := [name for name in names if Path(name).name != name]:
-        raise CheckpointError(f"{folder / _INDEX}: {outside[0]!r} is not the name of a file in this folder")
-    if missing := [name for name in names if not isfile(folder / name)]:
-        raise CheckpointError(f"{folder}: {_listed(missing, 'file')} missing: the download is incomplete")
-    return [folder / name for name in names]
-
-
-def _header(path: Path) -> Iterator[tuple[str, Stored]]:
-    try:
-        file: Any = safe_open(str(path), framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: is damaged or not a safetensors file: {one_line(error)}") from error
-    except MemoryError as error:
-        size = f"{path.stat().st_size / 2**30:.2f} GiB"
-        raise OutOfMemory(f"{path}: {size} cannot be mapped into memory; use a checkpoint in smaller files") from error
-    for name in file.keys():  # noqa: SIM118  (not a mapping)
-        part = file.get_slice(name)
-        dtype = _DTYPES.get(part.get_dtype())
-        if dtype is None:
-            quantised = f"tensor {name} is {part.get_dtype()}; quantised checkpoints are not supported"
-            raise CheckpointError(f"{path}: {quantised}")
-        shape = tuple(part.get_shape())
-        yield name, Stored(file, shape, dtype, nbytes=prod(shape) * dtype.itemsize)
-
-
-def _listed(names: Iterable[str], kind: str = "tensor") -> str:
-    """The first of the names and how many more, with the verb."""
-    first, *more = sorted(names)
-    return f"{kind}s {first:.200} and {len(more)} more are" if more else f"{kind} {first:.200} is"
 
 
 def fingerprint(name: str, *, revision: str | None = None) -> str:

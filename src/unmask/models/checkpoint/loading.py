@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from unmask.errors import UnmaskError, check_known, one_line
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
 from unmask.models.checkpoint.config import Config
-from unmask.models.checkpoint.folder import Weights, checkpoint_folder
+from unmask.models.checkpoint.folder import checkpoint_folder
 from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.models.checkpoint.weights import Weights
 from unmask.models.device import check_memory, choose_device, memory_errors
 from unmask.models.families import family_of
 from unmask.models.quantized import QuantizedLinear, bytes_to_load, check_format, linears_of

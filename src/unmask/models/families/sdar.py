@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.families.base import families
-from unmask.models.families.dream import QwenFamily
+from unmask.models.families.qwen import QwenFamily
+
+BLOCK_SIZE = 4  # of checkpoints that do not say
 
 
 @families.register("sdar")
@@ -24,5 +26,4 @@ class SDAR(QwenFamily):
     def quirks(self, config: Config, codec: TextCodec, ends: list[int]) -> dict[str, Any]:
         padding = config.ids("pad_token_id")
         eos_id = next((end for end in ends if end in padding), ends[0])  # of the ids that end a text, the one that pads
-        block_size = config.whole("block_size", 4)  # 4: of checkpoints that do not say
-        return {"eos_id": eos_id, "causal": True, "block_size": block_size}
+        return {"eos_id": eos_id, "causal": True, "block_size": config.whole("block_size", BLOCK_SIZE)}
