@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask import flags, progress, screen, terminal
-from unmask.errors import Interrupted
+from unmask.errors import Interrupted, counted
 from unmask.options import option
 
 if TYPE_CHECKING:
@@ -35,12 +35,7 @@ def eval_(
     Every finished item is on disk at once; the same command resumes.
     """
     if listed:
-        from unmask.evals.packaged import listing
-
-        if as_json:
-            print("\n".join(json.dumps(row, ensure_ascii=False) for row in listing()))
-        else:
-            screen.show_names([(row["kind"], row["name"], row["about"]) for row in listing()])
+        _list_names(as_json=as_json)
         return
     from unmask.evals.run import run as measure
 
@@ -55,6 +50,28 @@ def eval_(
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
     _note_reused(finished, folder)
     _show_cells(finished.cells, as_json=as_json)
+
+
+def _list_names(*, as_json: bool) -> None:
+    """Everything that an evaluation can be given by name, with a word about it."""
+    import yaml
+
+    from unmask.evals import tiny_suite
+    from unmask.evals.lm_tasks.loaders import BENCHMARKS
+    from unmask.evals.recipe import packaged
+    from unmask.policies.listing import installed
+
+    heads = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in packaged().items()}
+    rows = [("recipe", name, str(head.get("title", ""))) for name, head in heads.items()]
+    rows += [("task", name, "generated, checked exactly") for name in tiny_suite.names()]
+    for name, known in BENCHMARKS.items():
+        rows.append(("benchmark", name, f"{known.items:,} items, {counted(known.shots, 'shot')}"))
+    rows += [("policy", row["name"], row["about"]) for row in installed()]
+    if as_json:
+        lines = [dict(zip(("kind", "name", "about"), row, strict=True)) for row in rows]
+        print("\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
+    else:
+        screen.show_names(rows)
 
 
 def _note_reused(run: Finished, folder: Path) -> None:
