@@ -1,6 +1,7 @@
-"""Benchmarks: lm-eval brings the prompts, shots and scores of a task; decoding, reading and counting are ours.
+"""Benchmarks: lm-eval brings the texts, shots and scores of a task; prompts, decoding, reading and counting are ours.
 
-lm-eval is imported when a benchmark is described or measured, not before.
+Prompts follow the public wrapper of the model's family, byte for byte. lm-eval is imported when a benchmark is
+described or measured, not before.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -16,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unmask.engine.prompts import encode_prompt
 from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell, Generation, ModelInfo
-from unmask.evals.executor import Question
+from unmask.evals.executor import Question, TextModel
 from unmask.evals.lm_tasks.loaders import BENCHMARKS, quiet, records
-from unmask.evals.prompts import TextModel, fitted_prompt, template_of
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -30,7 +32,16 @@ if TYPE_CHECKING:
 
 OUR_TASKS = Path(__file__).parent / "lm_tasks"
 SEED, SHOT_SEED = 0, 1234  # lm-eval's own; the second also seeds numpy
+TEMPLATES = ("none", "chat")
 SHOT_END = "\x1e"  # marks the end of every shot, so that shots can be left out; a model never sees it
+
+
+def template_of(family: str, model: str) -> str:
+    """'chat' for LLaDA checkpoints that are called instruct, else 'none': what the public scripts do.
+
+    The scripts look for the word in the path, so LLaDA-1.5 gets raw text. Dream's instruct models get raw text as well.
+    """
+    return "chat" if family == "llada" and "instruct" in model.lower() else "none"
 
 
 def describe_benchmark(task: str, model: ModelInfo, data_dir: str | Path | None = None) -> dict[str, Any]:
@@ -92,16 +103,14 @@ class BenchmarkTask:
                 except UnmaskError:  # of this machine, not of the answer
                     raise
                 except Exception as error:
-                    scores[row.id] = self._worst(row)
+                    task, _ = self._asked[row.id]
+                    worst = {name: 0.0 if better else math.inf for name, better in task.higher_is_better().items()}
+                    ways = [(way.name, name, value) for way in task._filters for name, value in worst.items()]
+                    scores[row.id] = {_score_name(name, way): value for way, name, value in ways}
                     unread.append(f"{row.id} ({type(error).__name__})")
         if unread:
             warnings.warn(f"answers that cannot be scored count as wrong: items {', '.join(unread)}", stacklevel=2)
         return scores
-
-    def _worst(self, row: Generation) -> dict[str, float]:
-        task, _ = self._asked[row.id]
-        worst = {metric: 0.0 if better else math.inf for metric, better in task.higher_is_better().items()}
-        return {_score_name(name, way.name): value for way in task._filters for name, value in worst.items()}
 
     def _score(self, row: Generation) -> dict[str, float]:
         task, asked = self._asked[row.id]
@@ -138,6 +147,31 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
         reading="whole" if whole else "wrapper",
         truncated=truncated,
     )
+
+
+def fitted_prompt(
+    model: TextModel, *, shots: Sequence[str], question: str, template: str, new_tokens: int
+) -> tuple[list[int], bool]:
+    """The tokens of the prompt, and whether it is truncated: shots, then text at its start give way to the answer."""
+    if template not in TEMPLATES:
+        raise UnknownName("template", template, TEMPLATES)
+    spec, codec, words = model.spec, model.codec, model.codec.encode(question, special=False)
+
+    def encoded(lost: int) -> list[int]:
+        text = "".join([*shots[lost:], question]) if lost <= len(shots) else codec.decode(words[lost - len(shots) :])
+        if template == "chat":
+            return codec.chat([{"role": "user", "content": text}])
+        return encode_prompt(spec, codec, text)
+
+    def fits(lost: int) -> bool:
+        return len(encoded(lost)) <= spec.max_length - new_tokens
+
+    parts = max(1, len(shots) + len(words))
+    lost = 0 if fits(0) else bisect_left(range(parts), True, lo=1, key=fits)
+    if lost == parts:
+        room = f"in the {spec.max_length} positions of {spec.name}"
+        raise UnmaskError(f"{new_tokens} new tokens leave no room for a prompt {room}")
+    return encoded(lost), lost > 0
 
 
 def _pair(request: Instance, model: TextModel) -> tuple[list[int], list[int], bool]:

@@ -19,8 +19,7 @@ from warnings import warn
 
 from unmask import sandbox
 from unmask.evals import tiny_suite
-from unmask.evals.cell import Cell, ModelInfo
-from unmask.evals.digests import code_digest, records_digest, versions
+from unmask.evals.cell import Cell, ModelInfo, code_digest, records_digest, versions
 from unmask.evals.executor import WARM_UP, Executor, LocalExecutor, batches
 from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
 from unmask.evals.recipe import Checkpoint, Recipe, expand
@@ -80,7 +79,11 @@ def run(
         job = _Job(recipe, out, about, fresh, on_progress, say)
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
-        job.read_questions(on_hub=bool(left))
+        for task in recipe.tasks:
+            # The questions of tiny tasks come from code. Data that cannot be read is an error before a model is loaded.
+            # Our benchmarks on the hub are read only if there is something to measure.
+            if task not in tiny_suite.names() and (left or recipe.data_dir or task not in BENCHMARKS):
+                job.questions[task] = records_digest(questions_of(task, recipe.data_dir))
         stale = [
             (each.cell.model, name)
             for found in cells.values()
@@ -129,16 +132,6 @@ class _Job:
         self.about["cells"] += [cell.key for cell in cells]
         return found
 
-    def read_questions(self, *, on_hub: bool) -> None:
-        """Note the questions of each task, but for tiny tasks, whose questions come from code.
-
-        Data that cannot be read is an error here, before a model is loaded. Our benchmarks on the hub are read only if
-        `on_hub` says so.
-        """
-        for task in self.recipe.tasks:
-            if task not in tiny_suite.names() and (on_hub or self.recipe.data_dir or task not in BENCHMARKS):
-                self.questions[task] = records_digest(questions_of(task, self.recipe.data_dir))
-
     def digests(self, cell: Cell) -> dict[str, str]:
         """The digests of what a cell's answers depend on beside the weights."""
         found = {"code": code_digest(type(cell.decoding()[0]))}
@@ -152,7 +145,14 @@ class _Job:
             executor.check(*cell.decoding())
         here = {"versions": versions(), "device_name": info.device_name, "threads": info.threads, "warm_up": WARM_UP}
         here["weights"] = fingerprint(model.path, revision=model.revision)
-        folders = [self._open(cell, here) for cell in cells]
+        folders = []
+        for cell in cells:
+            if self.fresh:
+                shutil.rmtree(self.out / "cells" / cell.key, ignore_errors=True)
+            about = here | self.digests(cell)
+            folders.append(CellFolder.open(self.out, cell, about, self.say))
+            if differ := changed(folders[-1].about, about):
+                raise other_results(self.out, [(cell.model, name) for name in differ])
         self.about["models"][model.name] = asdict(info)
         self.about["cells"] += [cell.key for cell in cells]
         save_run(self.out, self.about)
@@ -174,15 +174,6 @@ class _Job:
                 )
                 self.on_progress(progress)
         return folders
-
-    def _open(self, cell: Cell, here: dict[str, Any]) -> CellFolder:
-        if self.fresh:
-            shutil.rmtree(self.out / "cells" / cell.key, ignore_errors=True)
-        about = here | self.digests(cell)
-        folder = CellFolder.open(self.out, cell, about, self.say)
-        if differ := changed(folder.about, about):
-            raise other_results(self.out, [(cell.model, name) for name in differ])
-        return folder
 
     def _measure_cell(self, executor: Executor, folder: CellFolder) -> Iterator[tuple[int, int]]:
         """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""

@@ -8,8 +8,7 @@ from typing import Any
 from unmask import tasks
 from unmask.engine.prompts import encode_prompt
 from unmask.evals.cell import Cell, Generation, ModelInfo
-from unmask.evals.executor import Question
-from unmask.evals.prompts import TextModel
+from unmask.evals.executor import Question, TextModel
 from unmask.tasks import Item, Task
 
 ITEMS = 500

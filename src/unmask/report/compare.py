@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -39,7 +40,7 @@ def groups(cells: Cells, key: Callable[[Measured], Any]) -> list[list[Measured]]
 
 def identity(cell: Measured, left_out: Sequence[str] = ()) -> str:
     """Everything that makes a measurement, without these fields of the cell, its policy and its settings."""
-    plain: dict[str, Any] = cell.cell.to_dict() | {"weights": cell.about.get("weights")}
+    plain: dict[str, Any] = asdict(cell.cell) | {"weights": cell.about.get("weights")}
     plain |= {part: {k: v for k, v in plain[part].items() if k not in left_out} for part in ("policy", "settings")}
     # The paper's values stand beside some settings of a sweep and not beside others.
     return json.dumps({key: value for key, value in plain.items() if key not in ("paper", *left_out)}, sort_keys=True)

@@ -3,7 +3,7 @@
 Prompt: `Problem: ` and the story with its question. Answer: the worked steps, one short sentence with one equation
 each, then `#### ` and the number, which alone is checked. A story gets names, objects, numbers, one of several wordings
 for each sentence, and sometimes a sentence that has nothing to do with the question. The split is by story and numbers,
-so the same calculation in other words stays on its side. Stories live in `stories_*.py`, in this notation:
+so the same calculation in other words stays on its side. Stories live in `stories.py`, in this notation:
 
     rope: k=2..9, l=3..25, c=5..60 by 5, n=k*l, a=n+c
       from a rope of {a} meters {A} uses {c}. | {A} has {a} meters of rope and cuts off {c}.
@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unmask.tasks import stories_at_home, stories_away
+from unmask.tasks import stories
 from unmask.tasks.base import NUMBERS, Item, Task, draw_items, tasks
 
 PROMPT = "Problem: "
@@ -91,7 +91,7 @@ def _range_or_formula(text: str) -> range | str:
     return range(int(low), int(high) + 1, int(step or 1))
 
 
-STORIES = parse(stories_at_home.STORIES + stories_away.STORIES)
+STORIES = parse(stories.STORIES)
 
 
 @tasks.register("word_problems")
@@ -126,10 +126,10 @@ def _tell(rng: random.Random) -> tuple[str, Item]:
         values["odd"] = rng.randint(2, 60)
         told.insert(rng.randint(0, len(told)), _sentence(rng.choice(DISTRACTIONS), words, values, rng))
     told.append(_sentence(rng.choice(story.asked), words, values, rng))
-    steps = [
-        _sentence(text.replace("{}", f"{_with_values(formula, values)}={values[name]}"), words, values, rng)
-        for name, formula, text in story.steps
-    ]
+    steps = []
+    for name, formula, text in story.steps:
+        equation = f"{_NAME.sub(lambda match: str(values[match[0]]), formula)}={values[name]}"
+        steps.append(_sentence(text.replace("{}", equation), words, values, rng))
     result = values[story.steps[-1][0]]
     numbers = ",".join(str(values[name]) for name in story.numbers)
     item = Item(prompt=PROMPT + " ".join(told), answer="\n".join([*steps, f"#### {result}"]), kind=story.name)
@@ -146,10 +146,6 @@ def _draw_numbers(story: Story, rng: random.Random) -> dict[str, int] | None:
             return None
         values[name] = int(value)
     return values
-
-
-def _with_values(formula: str, values: dict[str, int]) -> str:
-    return _NAME.sub(lambda match: str(values[match[0]]), formula)
 
 
 def _sentence(text: str, words: dict[str, str], values: dict[str, int], rng: random.Random) -> str:
