@@ -17,9 +17,7 @@ import numpy as np
 from unmask import policies
 from unmask.errors import UnknownName
 from unmask.policies.presets import TASKS
-from unmask.report import statistics
-from unmask.report.measured import Measured, common_items
-from unmask.report.statistics import Paired
+from unmask.report.measured import Measured, Paired, common_items, mcnemar
 from unmask.settings import Settings
 
 Cells = Sequence[Measured]
@@ -121,7 +119,7 @@ def paired(cell: Measured, baseline: Measured | None) -> Paired | None:
     ids = common_items([cell, baseline])
     ours, theirs = cell.of_items("correct", ids), baseline.of_items("correct", ids)
     exact = len(ids) and np.isin([ours, theirs], (0.0, 1.0)).all()
-    return statistics.mcnemar(ours, theirs) if exact else None
+    return mcnemar(ours, theirs) if exact else None
 
 
 def changes(cell: Measured, *known: str) -> dict[str, Any]:

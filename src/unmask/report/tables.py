@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from unmask.report.compare import Cells, baseline_of, paired, questions, value_of
-from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of
-from unmask.report.statistics import Estimate, holm
+from unmask.report.measured import COUNTS, PARTS, Estimate, Measured, estimate_of, holm
 from unmask.report.table import Column, Row, Table, Value
 
 COARSE = 100  # a table with fewer items is marked as coarse, and marks no best value
