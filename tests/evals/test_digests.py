@@ -20,7 +20,7 @@ from unmask.evals.cell import FOLDERS, code_digest, records_digest
 from unmask.evals.harness import questions_of
 from unmask.evals.lm_tasks import loaders
 from unmask.evals.recipe import parse
-from unmask.evals.run import Finished, Progress, run
+from unmask.evals.run import Evaluation, Progress, run
 from unmask.evals.store import cells_of
 from unmask.policies.fixed import Fixed
 
@@ -43,7 +43,7 @@ class Mine(Fixed):
 """
 
 
-def measure(out: Path, *, fresh: bool = False, **changes: Any) -> Finished:
+def measure(out: Path, *, fresh: bool = False, **changes: Any) -> Evaluation:
     return run(parse(VALUES | changes), out=out, fresh=fresh)
 
 

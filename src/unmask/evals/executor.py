@@ -92,14 +92,8 @@ class Executor(TextModel, Protocol):
     """A model at work, here or elsewhere."""
 
     info: ModelInfo
-
-    @property
-    def shared(self) -> bool:
-        """Whether other work uses its devices meanwhile, so that times are worth nothing."""
-
-    @property
-    def status(self) -> str:
-        """What a line of progress says of the executor; empty: nothing."""
+    shared: bool  # whether other work uses its devices meanwhile, so that times are worth nothing
+    status: str  # what a line of progress says of the executor; empty: nothing
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Executor:

@@ -231,8 +231,14 @@ def _load_tasks(task: str, data_dir: str | Path | None = None) -> list[Task]:
             raise
         except Exception as error:  # whatever a task's own code, its data and the hub may raise
             raise WorkFailed(f"the task {task} could not be loaded: {one_line(error)}") from error
-    for each in loaded:
-        _check_kind(each, ours=task in BENCHMARKS)
+    for each in loaded:  # refuse a task that would fail later, or that runs code in a way that is not safe
+        name = each.task_name
+        if getattr(each, "UNSAFE_CODE", False) and task not in BENCHMARKS:
+            raise UnmaskError(f"{name} runs code that a model wrote, outside our sandbox; use humaneval or mbpp")
+        if getattr(each, "MULTIMODAL", False):
+            raise UnmaskError(f"{name} asks about images or sound, which these models cannot read")
+        if each.OUTPUT_TYPE == "loglikelihood_rolling":
+            raise UnmaskError(f"{name} wants the perplexity of running text, which these models do not give")
         if (shots := getattr(each, "fewshot_cfg", None)) is not None:
             shots.fewshot_delimiter = (shots.fewshot_delimiter or "") + SHOT_END
     return loaded
@@ -264,16 +270,6 @@ def every_task() -> TaskManager:
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
-
-
-def _check_kind(task: Task, *, ours: bool) -> None:
-    """Refuse a task that would fail later, or that runs code in a way that is not safe."""
-    if getattr(task, "UNSAFE_CODE", False) and not ours:
-        raise UnmaskError(f"{task.task_name} runs code that a model wrote, outside our sandbox; use humaneval or mbpp")
-    if getattr(task, "MULTIMODAL", False):
-        raise UnmaskError(f"{task.task_name} asks about images or sound, which these models cannot read")
-    if task.OUTPUT_TYPE == "loglikelihood_rolling":
-        raise UnmaskError(f"{task.task_name} wants the perplexity of running text, which these models do not give")
 
 
 def unknown_task(task: str, others: Iterable[str] = ()) -> UnmaskError:

@@ -64,9 +64,8 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """What cells call it: another revision is another model, and so are quantised weights."""
-        revision = "" if self.revision is None else f"@{self.revision}"
-        quantize = "" if self.quantize is None else f"+{self.quantize}"
-        return f"{self.path}{revision}{quantize}"
+        revision, quantize = f"@{self.revision}" if self.revision else "", f"+{self.quantize}" if self.quantize else ""
+        return self.path + revision + quantize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,9 +218,16 @@ def expand(recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo) -> list[Cel
 def _cell(
     recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo, task: str, choice: PolicyChoice, settings: dict[str, Any]
 ) -> Cell:
+    # The fields that depend on the task: what the recipe gives, else the task's own.
+    about: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
+    if task in tiny_suite.names():
+        own = tiny_suite.describe_tiny(task, model)
+    else:
+        own = {"batch_size": 1, **describe_benchmark(task, model, recipe.data_dir)}  # one by one: speed is compared
+        about |= {"items": min(recipe.limit or own["items"], own["items"]), "shots": recipe.shots}
+    about = own | {key: value for key, value in about.items() if value is not None}
     column = task if task in PRESET_TASKS else None
     policy = policies.resolve(policies.named(choice.name), model.preset, task=column, parameters=choice.parameters)
-    about = _of_task(recipe, task, model)
     given, known = settings | choice.settings, model.recommended | about.pop("settings", {})
     resolved = policies.resolve_settings(policy, model.preset, given, task=column, recommended=known).to_dict()
     resolved = {name: value for name, value in resolved.items() if name not in LATER or LATER[name] != value}
@@ -237,17 +243,6 @@ def _cell(
         **about,
     )
     return replace(cell, paper=_follows_paper(checkpoint, cell))
-
-
-def _of_task(recipe: Recipe, task: str, model: ModelInfo) -> dict[str, Any]:
-    """The fields that depend on the task: what the recipe gives, else the task's own."""
-    given: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
-    if task in tiny_suite.names():
-        known = tiny_suite.describe_tiny(task, model)
-    else:
-        known = {"batch_size": 1, **describe_benchmark(task, model, recipe.data_dir)}  # one by one: speed is compared
-        given |= {"items": min(recipe.limit or known["items"], known["items"]), "shots": recipe.shots}
-    return known | {key: value for key, value in given.items() if value is not None}
 
 
 def _follows_paper(checkpoint: Checkpoint, cell: Cell) -> bool:

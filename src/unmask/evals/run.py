@@ -43,17 +43,6 @@ class Progress:
     status: str  # of the executor; empty: nothing to say
 
 
-@dataclass(slots=True, kw_only=True)
-class Finished:
-    """What came of a run."""
-
-    cells: list[CellFolder] = field(default_factory=list)
-    new_cells: int = 0  # how many this call brought to their end; 0 where there was nothing left to do
-    new_items: int = 0  # how many it decoded
-    reused: Counter[str] = field(default_factory=Counter)  # how many cells of which other run it reused
-    changed: list[str] = field(default_factory=list)  # of a run with nothing left to do, what has changed since
-
-
 def run(
     recipe: Recipe,
     *,
@@ -64,7 +53,7 @@ def run(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_load: Callable[[str], None] = lambda model: None,
     say: Callable[[str], None] = warn,
-) -> Finished:
+) -> Evaluation:
     """Measure the cells of the recipe that the folder lacks; with `fresh`, all of them.
 
     `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded, and
@@ -76,7 +65,7 @@ def run(
         about: dict[str, Any] = {"recipe": recipe.name, "table": recipe.table, "title": recipe.title}
         about |= {"command": command, "resolved": json.loads(json.dumps(asdict(recipe))), "versions": versions()}
         about |= {"models": known_models(out), "cells": []}
-        job = _Job(recipe, out, about, fresh, on_progress, say)
+        job = Evaluation(recipe, out, about, fresh, on_progress, say)
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
         for task in recipe.tasks:
@@ -100,14 +89,14 @@ def run(
             finally:
                 executor.close()  # the next model needs the memory of this one
         save_run(out, job.about)
-    job.finished.cells = [folder for found in cells.values() for folder in found]
-    job.finished.changed = sorted({name for _, name in stale})
-    return job.finished
+    job.cells = [folder for found in cells.values() for folder in found]
+    job.changed = sorted({name for _, name in stale})
+    return job
 
 
 @dataclass(eq=False)
-class _Job:
-    """A recipe at work in its folder."""
+class Evaluation:
+    """A recipe at work in its folder, and what came of it."""
 
     recipe: Recipe
     out: Path
@@ -116,7 +105,11 @@ class _Job:
     on_progress: Callable[[Progress], None]
     say: Callable[[str], None]
     questions: dict[str, str] = field(default_factory=dict)  # task -> digest of its questions
-    finished: Finished = field(default_factory=Finished)
+    cells: list[CellFolder] = field(default_factory=list)
+    new_cells: int = 0  # how many this call brought to their end; 0 where there was nothing left to do
+    new_items: int = 0  # how many it decoded
+    reused: Counter[str] = field(default_factory=Counter)  # how many cells of which other run it reused
+    changed: list[str] = field(default_factory=list)  # of a run with nothing left to do, what has changed since
 
     def complete_cells(self, model: Checkpoint) -> list[CellFolder]:
         """The model's cells, if run.json knows the model and every cell is complete; else none."""
@@ -169,7 +162,7 @@ class _Job:
                     done=done,
                     items=items,
                     share=(before + share) / models,
-                    reused=self.finished.reused.total(),
+                    reused=self.reused.total(),
                     status=executor.status,
                 )
                 self.on_progress(progress)
@@ -179,7 +172,7 @@ class _Job:
         """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""
         shared = self.recipe.shared or executor.shared
         if not self.fresh and (name := reuse(folder, shared=shared)):
-            self.finished.reused[name] += 1
+            self.reused[name] += 1
             return
         if shared:
             folder.note(shared=True)
@@ -187,8 +180,8 @@ class _Job:
         tiny = cell.task in tiny_suite.names()
         task = tiny_suite.TinyTask(cell, executor) if tiny else BenchmarkTask(cell, executor, self.recipe.data_dir)
         yield from measure(executor, task, folder)
-        self.finished.new_cells += 1
-        self.finished.new_items += len(folder.generations) - before
+        self.new_cells += 1
+        self.new_items += len(folder.generations) - before
 
 
 def measure(

@@ -155,15 +155,11 @@ def locked(out: Path) -> Generator[None]:
 
 def known_models(out: Path) -> dict[str, Any]:
     """The models that run.json knows, as they describe themselves."""
-    path, models = out / RUN, {}
-    if path.exists():
-        models = read_whole(path, RUN_SCHEMA).get("models")
-        try:
-            for info in models.values():
-                ModelInfo(**info)
-        except (TypeError, AttributeError) as error:
-            raise UnmaskError(f"{path} is damaged, its models are wrong: {error}; choose another --out") from error
-    return models
+    models = read_whole(out / RUN, RUN_SCHEMA).get("models") if (out / RUN).exists() else {}
+    try:
+        return {name: asdict(ModelInfo(**info)) for name, info in models.items()}
+    except (TypeError, AttributeError) as error:
+        raise UnmaskError(f"{out / RUN} is damaged, its models are wrong: {error}; choose another --out") from error
 
 
 def save_run(out: Path, about: dict[str, Any]) -> None:

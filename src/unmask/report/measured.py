@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from unmask.errors import UnmaskError
-from unmask.evals.cell import Cell
 from unmask.evals.store import CellFolder
 
 RESAMPLES = 2000
@@ -135,53 +134,35 @@ def _draws(items: int) -> Any:
 
 
 @final
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
     """A cell with its finished items. An item is finished when it is decoded and scored; items are sorted by id."""
 
-    run: str
-    cell: Cell
-    about: dict[str, Any] = field(default_factory=dict)
-    ids: tuple[int, ...] = ()
-    complete: bool = False
-    columns: dict[str, Any] = field(default_factory=dict)  # a number per item: FIELDS, PARTS, 'seconds' and 'correct'
-    scores: dict[str, Any] = field(default_factory=dict)  # a number per item
-
-    @property
-    def done(self) -> int:
-        return len(self.ids)
-
-    @property
-    def items(self) -> int | str:
-        """The number of finished items, with the number asked for where some are missing."""
-        return self.done if self.complete else f"{self.done} of {self.cell.items or '?'}"
-
-    @property
-    def policy(self) -> str:
-        return self.cell.policy["name"]
-
-    @property
-    def model(self) -> str:
-        return self.cell.model.rstrip("/").rsplit("/", 1)[-1]
-
-    @property
-    def timed(self) -> bool:
-        """Whether the times mean anything: other work on the device spoils them."""
-        return not self.about.get("shared")
-
-    @property
-    def own_time(self) -> bool:
-        """Whether every item was timed by itself. Items of a batch share its time: resampling them says nothing."""
-        return self.cell.batch_size == 1
-
-    @property
-    def device(self) -> str:
-        return str(self.about.get("device_name") or self.cell.device)
-
-    @property
-    def speed_key(self) -> tuple[Any, ...]:
-        """What must be equal for two speeds to be comparable within a run."""
-        return self.cell.device, self.device, self.cell.dtype, self.cell.batch_size
+    def __init__(self, run: str, folder: CellFolder) -> None:
+        self.run, self.cell, self.about = run, folder.cell, folder.about
+        self.ids = tuple(sorted(folder.generations.keys() & folder.scores.keys()))
+        self.done = len(self.ids)
+        self.complete = folder.complete and self.done > 0
+        # The number of finished items, with the number asked for where some are missing.
+        self.items = self.done if self.complete else f"{self.done} of {self.cell.items or '?'}"
+        self.policy: str = self.cell.policy["name"]
+        self.model = self.cell.model.rstrip("/").rsplit("/", 1)[-1]
+        self.device = str(self.about.get("device_name") or self.cell.device)
+        self.timed = not self.about.get("shared")  # other work on the device spoils times
+        self.own_time = self.cell.batch_size == 1  # items of a batch share its time: resampling them says nothing
+        # What must be equal for two speeds to be comparable within a run.
+        self.speed_key = self.cell.device, self.device, self.cell.dtype, self.cell.batch_size
+        items = [folder.generations[number] for number in self.ids]
+        scores = [folder.scores[number] for number in self.ids]
+        names = sorted(set.intersection(*map(set, scores))) if scores else [self.cell.headline]
+        if self.cell.headline not in names:
+            raise UnmaskError(f"{folder.folder} has items without the score {self.cell.headline!r} of its table")
+        # A number per item: the scores by name; FIELDS, PARTS, 'seconds' and 'correct'.
+        self.scores: dict[str, Any] = {name: np.array([found[name] for found in scores], float) for name in names}
+        columns = {name: [getattr(item, of_item) for item in items] for name, of_item in FIELDS.items()}
+        columns |= {part: [item.seconds.get(part, 0.0) for item in items] for part in PARTS}
+        self.columns: dict[str, Any] = {name: np.array(column, float) for name, column in columns.items()}
+        self.columns["seconds"] = sum(self.columns[part] for part in PARTS)
+        self.columns["correct"] = self.scores[self.cell.headline]
 
     def of_items(self, name: str, ids: Sequence[int]) -> Any:
         """A column for these items only."""
@@ -218,24 +199,6 @@ class Measured:
 
         found = estimate_of(statistic, *cells) if self.columns[above].any() else None
         return Estimate(value=found.value) if found and of_time and not self.own_time else found
-
-
-def measured(run: str, folder: CellFolder) -> Measured:
-    """The numbers of a cell's folder."""
-    cell, scores = folder.cell, folder.scores
-    ids = tuple(sorted(folder.generations.keys() & scores.keys()))
-    items = [folder.generations[number] for number in ids]
-    names = sorted(set.intersection(*(set(scores[number]) for number in ids))) if ids else [cell.headline]
-    if cell.headline not in names:
-        raise UnmaskError(f"{folder.folder} has items without the score {cell.headline!r} that its table shows")
-    by_name = {name: np.array([scores[number][name] for number in ids], float) for name in names}
-    columns: dict[str, Any] = {
-        name: np.array([getattr(item, of_item) for item in items], float) for name, of_item in FIELDS.items()
-    }
-    columns |= {part: np.array([item.seconds.get(part, 0.0) for item in items], float) for part in PARTS}
-    columns |= {"seconds": sum(columns[part] for part in PARTS), "correct": by_name[cell.headline]}
-    complete = folder.complete and len(ids) > 0
-    return Measured(run=run, cell=cell, about=folder.about, ids=ids, complete=complete, columns=columns, scores=by_name)
 
 
 def common_items(cells: Sequence[Measured]) -> tuple[int, ...]:

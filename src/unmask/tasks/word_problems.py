@@ -120,7 +120,10 @@ def _tell(rng: random.Random) -> tuple[str, Item]:
     story = rng.choice(STORIES)
     while (values := _draw_numbers(story, rng)) is None:
         pass
-    words = _draw_words(rng)
+    (first, kind), (second, _) = rng.sample(PEOPLE, 2)
+    goods, other = rng.sample(GOODS, 2)
+    words = {"A": first, "B": second, "goods": goods, "other": other, **PRONOUNS[kind]}
+    words |= {"food": rng.choice(FOOD), "fruit": rng.choice(FRUIT)}
     told = [_sentence(rng.choice(wordings), words, values, rng) for wordings in story.told]
     if rng.random() < DISTRACTED:
         values["odd"] = rng.randint(2, 60)
@@ -160,10 +163,3 @@ def _number(currency: str, name: str, percent: str, values: dict[str, int], rng:
     if not currency and not percent and value <= 12 and rng.random() < SPELLED:
         return "a dozen" if value == 12 and rng.random() < 0.5 else NUMBERS[value]
     return f"{currency}{value:,}{percent}"
-
-
-def _draw_words(rng: random.Random) -> dict[str, str]:
-    (first, kind), (second, _) = rng.sample(PEOPLE, 2)
-    goods, other = rng.sample(GOODS, 2)
-    eaten = {"food": rng.choice(FOOD), "fruit": rng.choice(FRUIT)}
-    return {"A": first, "B": second, "goods": goods, "other": other, **eaten, **PRONOUNS[kind]}

@@ -114,17 +114,15 @@ def _local(data_dir: str | Path, name: str, fields: tuple[str, ...]) -> list[Row
         raise UnmaskError(f"{path} cannot be read: {error}") from error
     if not lines:
         raise UnmaskError(f"{path} has no records")
-    return [_record(place, line, fields) for place, line in lines]
-
-
-def _record(place: str, line: str, fields: tuple[str, ...]) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UnmaskError(f"{place}: is not JSON: {error}") from error
-    if missing := [field for field in fields if not isinstance(row, dict) or field not in row]:
-        raise UnmaskError(f"{place}: has no {', '.join(missing)}")
-    return row
+    rows = []
+    for place, line in lines:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UnmaskError(f"{place}: is not JSON: {error}") from error
+        if missing := [field for field in fields if not isinstance(rows[-1], dict) or field not in rows[-1]]:
+            raise UnmaskError(f"{place}: has no {', '.join(missing)}")
+    return rows
 
 
 def _hub(name: str, config: str | None, split: str) -> list[Row]:
