@@ -84,7 +84,22 @@ class BenchmarkTask:
             raise UnmaskError(f"{cell.task} has at most {known.most_shots} shots, got {cell.shots}")
         # HumanEval answers of chat models and of Dream are cleaned before they run.
         self._protocol = {"cleaned": cell.template == "chat" or cell.family == "dream"} if known else {}
-        self._asked = _requests(cell, _load_tasks(cell.task, data_dir))
+        tasks = _load_tasks(cell.task, data_dir)
+        sizes = [len(task.eval_docs) for task in tasks]
+        # A limit on several tasks is shared out evenly.
+        limit = math.ceil(cell.items / len(tasks)) if 0 < cell.items < sum(sizes) else None
+        # Items are numbered through where a name stands for several tasks.
+        self._asked: dict[int, tuple[Task, list[Instance]]] = {}
+        with quiet():
+            for at, task in enumerate(tasks):
+                if task.get_config("num_fewshot") != 0:  # 0: the task takes no shots
+                    task.set_config(key="num_fewshot", value=cell.shots or 0)
+                task.set_fewshot_seed(seed=SHOT_SEED)
+                _seed()
+                task.build_all_requests(limit=limit)
+                for request in task.instances:
+                    number = sum(sizes[:at]) + (request.doc_id or 0)
+                    self._asked.setdefault(number, (task, []))[1].append(request)
         self.questions = [
             question_of(asked, model, id=number, template=cell.template, new_tokens=cell.settings["max_tokens"])
             for number, (_, asked) in self._asked.items()
@@ -196,24 +211,6 @@ def responses_of(row: Generation, requests: int) -> list[Any]:
 
 def _score_name(metric: str, reading: str) -> str:
     return metric if reading == "none" else f"{metric},{reading}"
-
-
-def _requests(cell: Cell, tasks: list[Task]) -> dict[int, tuple[Task, list[Instance]]]:
-    """The task and the requests of each item. Numbers go on from task to task where a name stands for several tasks."""
-    sizes = [len(task.eval_docs) for task in tasks]
-    # A limit on several tasks is shared out evenly.
-    limit = math.ceil(cell.items / len(tasks)) if 0 < cell.items < sum(sizes) else None
-    asked: dict[int, tuple[Task, list[Instance]]] = {}
-    with quiet():
-        for number, task in enumerate(tasks):
-            if task.get_config("num_fewshot") != 0:  # 0: the task takes no shots
-                task.set_config(key="num_fewshot", value=cell.shots or 0)
-            task.set_fewshot_seed(seed=SHOT_SEED)
-            _seed()
-            task.build_all_requests(limit=limit)
-            for request in task.instances:
-                asked.setdefault(sum(sizes[:number]) + (request.doc_id or 0), (task, []))[1].append(request)
-    return asked
 
 
 def _load_tasks(task: str, data_dir: str | Path | None = None) -> list[Task]:

@@ -219,17 +219,18 @@ def _cell(
     recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo, task: str, choice: PolicyChoice, settings: dict[str, Any]
 ) -> Cell:
     # The fields that depend on the task: what the recipe gives, else the task's own.
-    about: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
+    given: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
+    about: dict[str, Any] = {"batch_size": 1}  # benchmarks one by one: speed is compared
     if task in tiny_suite.names():
-        own = tiny_suite.describe_tiny(task, model)
+        about |= tiny_suite.describe_tiny(task, model)
     else:
-        own = {"batch_size": 1, **describe_benchmark(task, model, recipe.data_dir)}  # one by one: speed is compared
-        about |= {"items": min(recipe.limit or own["items"], own["items"]), "shots": recipe.shots}
-    about = own | {key: value for key, value in about.items() if value is not None}
+        about |= describe_benchmark(task, model, recipe.data_dir)
+        given |= {"items": min(recipe.limit or about["items"], about["items"]), "shots": recipe.shots}
+    about |= {key: value for key, value in given.items() if value is not None}
     column = task if task in PRESET_TASKS else None
     policy = policies.resolve(policies.named(choice.name), model.preset, task=column, parameters=choice.parameters)
-    given, known = settings | choice.settings, model.recommended | about.pop("settings", {})
-    resolved = policies.resolve_settings(policy, model.preset, given, task=column, recommended=known).to_dict()
+    asked, known = settings | choice.settings, model.recommended | about.pop("settings", {})
+    resolved = policies.resolve_settings(policy, model.preset, asked, task=column, recommended=known).to_dict()
     resolved = {name: value for name, value in resolved.items() if name not in LATER or LATER[name] != value}
     cell = Cell(
         model=checkpoint.name,

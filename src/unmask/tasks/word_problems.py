@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
 from typing import ClassVar
 
 from unmask.tasks import stories
@@ -54,33 +53,23 @@ _NAME = re.compile(r"[a-z]")
 _FINAL = re.compile(r"####\s*\$?\s*(-?[0-9][0-9,]{0,15})(?:\.0{1,9})?(?!\.?[0-9])")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One template."""
+    """One template, read from its lines in the notation."""
 
-    name: str
-    numbers: dict[str, range | str]
-    told: list[list[str]]  # the wordings of each sentence
-    asked: list[str]  # the wordings of the question
-    steps: list[tuple[str, str, str]]  # a result's name, its formula, and its sentence with `{}` for the equation
+    def __init__(self, text: str) -> None:
+        head, *lines = text.split("\n  ")
+        self.name, numbers = head.split(": ")
+        self.numbers = {entry[0]: _range_or_formula(entry[2:]) for entry in numbers.split(", ")}
+        self.told = [line.split(" | ") for line in lines if line[0] not in "?>"]  # the wordings of each sentence
+        self.asked = next(line[2:].split(" | ") for line in lines if line.startswith("? "))
+        steps = " ".join(line for line in lines if line.startswith("> "))[2:].split(" > ")
+        # Of each step: the name of its result, the formula, and the sentence with `{}` for the equation.
+        self.steps = [(*_EQUATION.findall(step)[0], _EQUATION.sub("{}", step)) for step in steps]
 
 
 def parse(text: str) -> list[Story]:
     """The stories of a text in the notation."""
-    return [_story(block) for block in re.split(r"\n+(?=\S)", text.strip().replace("\n  | ", " | "))]
-
-
-def _story(block: str) -> Story:
-    head, *lines = block.split("\n  ")
-    name, numbers = head.split(": ")
-    steps = " ".join(line for line in lines if line.startswith("> "))[2:].split(" > ")
-    return Story(
-        name=name,
-        numbers={entry[0]: _range_or_formula(entry[2:]) for entry in numbers.split(", ")},
-        told=[line.split(" | ") for line in lines if line[0] not in "?>"],
-        asked=next(line[2:].split(" | ") for line in lines if line.startswith("? ")),
-        steps=[(*_EQUATION.findall(step)[0], _EQUATION.sub("{}", step)) for step in steps],
-    )
+    return [Story(block) for block in re.split(r"\n+(?=\S)", text.strip().replace("\n  | ", " | "))]
 
 
 def _range_or_formula(text: str) -> range | str:
