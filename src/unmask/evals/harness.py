@@ -145,7 +145,15 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
     """What the requests of one item ask: a text to continue, or continuations to compare, on raw text."""
     first = requests[0]
     if first.request_type != "generate_until":
-        prompts, continuations, truncated = zip(*(_pair(request, model) for request in requests), strict=True)
+        pairs = []
+        for request in requests:
+            *shots, asked = request.args[0].split(SHOT_END)
+            bare = asked.rstrip()  # as lm-eval splits them: spaces between the two go with the continuation
+            before, whole = (model.codec.encode(text, special=False) for text in (bare, asked + request.args[1]))
+            after = whole[len(before) :]
+            fitted = fitted_prompt(model, shots=shots, question=bare, template="none", new_tokens=len(after))
+            pairs.append((after, *fitted))
+        continuations, prompts, truncated = zip(*pairs, strict=True)
         text = model.codec.decode(prompts[-1], special=True)
         return Question(id=id, text=text, prompts=prompts, continuations=continuations, truncated=any(truncated))
     *shots, asked = first.args[0].split(SHOT_END)
@@ -187,19 +195,6 @@ def fitted_prompt(
         room = f"in the {spec.max_length} positions of {spec.name}"
         raise UnmaskError(f"{new_tokens} new tokens leave no room for a prompt {room}")
     return encoded(lost), lost > 0
-
-
-def _pair(request: Instance, model: TextModel) -> tuple[list[int], list[int], bool]:
-    """Prompt and continuation, and whether the prompt is truncated.
-
-    They are split as lm-eval splits them: spaces between them go with the continuation.
-    """
-    *shots, asked = request.args[0].split(SHOT_END)
-    bare = asked.rstrip()
-    before, whole = (model.codec.encode(text, special=False) for text in (bare, asked + request.args[1]))
-    after = whole[len(before) :]
-    prompt, truncated = fitted_prompt(model, shots=shots, question=bare, template="none", new_tokens=len(after))
-    return prompt, after, truncated
 
 
 def responses_of(row: Generation, requests: int) -> list[Any]:

@@ -29,7 +29,6 @@ _PACKAGE = Path(__file__).parents[1]
 FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # of a wheel, and of a clone
 PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
-SETTINGS = Settings.__dataclass_fields__
 
 # The protocol of the paper's benchmarks. The tables compare policies, blocks and sampling, so these are free.
 PAPER_MODELS = ("llada-8b-instruct", "llada-1.5", "dream-v0-instruct-7b")
@@ -185,7 +184,7 @@ def _policy(item: Any) -> PolicyChoice:
     name = given.pop("name", None)
     if not isinstance(name, str):
         raise UnmaskError(f"a policy is a name, or a mapping with a name and parameters, got {item!r}")
-    settings = {key: given.pop(key) for key in SETTINGS if key in given}
+    settings = {key: given.pop(key) for key in Settings.__dataclass_fields__ if key in given}
     policies.get(policies.named(name), **given)
     return PolicyChoice(name=name, parameters=given, settings=_settings(settings))
 

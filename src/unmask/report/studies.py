@@ -111,8 +111,8 @@ def _variant(kind: str, name: str, cell: Measured, pool: Cells, knob: str = "") 
 
 def _ablation(same: Cells, pool: Cells) -> Sections:
     """Mean-field without its parts."""
-    found = [variants.items() for variants in compare.ablations(same, pool)]
-    return [[_variant("ablation", name, cell, pool) for name, cell in variants] for variants in found]
+    found = compare.ablations(same, pool)
+    return [[_variant("ablation", *named, pool) for named in variants.items()] for variants in found]
 
 
 def _sensitivity(same: Cells, pool: Cells) -> Sections:

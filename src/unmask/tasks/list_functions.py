@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -47,15 +46,14 @@ _PHRASES = (
 ).split()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Primitive:
-    """One operation."""
+    """One operation, read from its line in the notation; {k} is one of its numbers."""
 
-    source: str  # what it takes: ints, text or words
-    target: str  # what it gives: one of these, a number or a truth value
-    code: str
-    asked: list[str]
-    numbers: range  # the values of {k}
+    def __init__(self, source: str, target: str, line: str) -> None:
+        self.source, self.target = source, target
+        self.code, *self.asked = line.strip().split(" | ")
+        low, high = self.asked.pop().removeprefix("k=").split("..") if self.asked[-1].startswith("k=") else (2, 5)
+        self.numbers = range(int(low), int(high) + 1)
 
 
 def parse(text: str) -> list[Primitive]:
@@ -63,13 +61,10 @@ def parse(text: str) -> list[Primitive]:
     found: list[Primitive] = []
     source = target = ""
     for line in filter(None, text.splitlines()):
-        if not line.startswith("  "):
+        if line.startswith("  "):
+            found.append(Primitive(source, target, line))
+        else:
             source, target = line.removesuffix(":").split(" -> ")
-            continue
-        code, *asked = line.strip().split(" | ")
-        low, high = asked.pop().removeprefix("k=").split("..") if asked[-1].startswith("k=") else (2, 5)
-        numbers = range(int(low), int(high) + 1)
-        found.append(Primitive(source=source, target=target, code=code, asked=asked, numbers=numbers))
     return found
 
 
