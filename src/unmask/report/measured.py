@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ SUMMED = ("passes", "reference", "answer", "correct", "seconds")
 Sums = dict[str, Any]  # name -> the sum over all items as measured, then the sum of each resample
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A number and its 95 % interval; None where there is no interval (a count, a single item)."""
@@ -133,7 +132,6 @@ def _draws(items: int) -> Any:
     return np.bincount(flat, minlength=RESAMPLES * items).reshape(RESAMPLES, items).astype(np.float64)
 
 
-@final
 class Measured:
     """A cell with its finished items. An item is finished when it is decoded and scored; items are sorted by id."""
 
