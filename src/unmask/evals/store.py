@@ -157,9 +157,11 @@ def known_models(out: Path) -> dict[str, Any]:
     """The models that run.json knows, as they describe themselves."""
     models = read_whole(out / RUN, RUN_SCHEMA).get("models") if (out / RUN).exists() else {}
     try:
-        return {name: asdict(ModelInfo(**info)) for name, info in models.items()}
+        for info in models.values():
+            ModelInfo(**info)
     except (TypeError, AttributeError) as error:
         raise UnmaskError(f"{out / RUN} is damaged, its models are wrong: {error}; choose another --out") from error
+    return models
 
 
 def save_run(out: Path, about: dict[str, Any]) -> None:

@@ -59,7 +59,11 @@ class Story:
     def __init__(self, text: str) -> None:
         head, *lines = text.split("\n  ")
         self.name, numbers = head.split(": ")
-        self.numbers = {entry[0]: _range_or_formula(entry[2:]) for entry in numbers.split(", ")}
+        self.numbers: dict[str, range | str] = {}  # a range to draw from, or a formula
+        for entry in numbers.split(", "):
+            low, dots, rest = entry[2:].partition("..")
+            high, _, step = rest.partition(" by ")
+            self.numbers[entry[0]] = range(int(low), int(high) + 1, int(step or 1)) if dots else entry[2:]
         self.told = [line.split(" | ") for line in lines if line[0] not in "?>"]  # the wordings of each sentence
         self.asked = next(line[2:].split(" | ") for line in lines if line.startswith("? "))
         steps = " ".join(line for line in lines if line.startswith("> "))[2:].split(" > ")
@@ -70,14 +74,6 @@ class Story:
 def parse(text: str) -> list[Story]:
     """The stories of a text in the notation."""
     return [Story(block) for block in re.split(r"\n+(?=\S)", text.strip().replace("\n  | ", " | "))]
-
-
-def _range_or_formula(text: str) -> range | str:
-    low, dots, rest = text.partition("..")
-    if not dots:
-        return text
-    high, _, step = rest.partition(" by ")
-    return range(int(low), int(high) + 1, int(step or 1))
 
 
 STORIES = parse(stories.STORIES)
