@@ -12,7 +12,7 @@ import numpy as np
 
 from unmask.evals.cell import Cell, Generation
 from unmask.evals.store import CellFolder
-from unmask.report import statistics
+from unmask.report import measured
 from unmask.report.table import Shown, Table, interval_of, number_of
 from unmask.settings import Settings
 
@@ -87,7 +87,7 @@ def describe(run: Path, table: str, title: str = "a title") -> None:
 def aup_of(points: list[tuple[float, float]], best: float) -> tuple[float, list[int]]:
     """The area under one curve of (tokens per pass, accuracy in percent), and which of its points do not count."""
     speed, accuracy = np.array(points, float).T
-    (area,), (kept,) = statistics.aup(speed[None], accuracy[None], np.array([best]))
+    (area,), (kept,) = measured.aup(speed[None], accuracy[None], np.array([best]))
     return float(area), np.flatnonzero(~kept).tolist()
 
 

@@ -111,7 +111,7 @@ def test_what_a_file_says_is_named_as_the_file_has_it(tmp_path, capsys):
     path = tmp_path / "recipe.yaml"
     path.write_text("model: tiny\npolicy: mean_field\ntasks: [sudoku]\nsettings: {top_p: 0.0}\n")
     assert run(["eval", str(path), "--limit", "1"]) == 2
-    assert capsys.readouterr().err.startswith(f"unmask: {path}: settings: top_p must be")
+    assert capsys.readouterr().err.startswith(f"unmask: {path}: top_p must be")
     path.write_text("model: tiny\npolicy: mean_field\ntasks: [sudoku]\n")
     assert run(["eval", str(path), "--data-dir", "no/such/folder"]) == 2
     assert capsys.readouterr().err == "unmask: --data-dir must be a folder, got no/such/folder\n"

@@ -105,8 +105,7 @@ class Evaluation(Device):
 
     def recipe(self, name: str | None) -> tuple[Recipe, str]:
         """The recipe of that name or file, or of flags alone, and what its run is called."""
-        from unmask.evals.packaged import recipe_file, run_name
-        from unmask.evals.recipe import parse, read
+        from unmask.evals.recipe import parse, read, recipe_file
 
         given = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
         given.pop("threads", None)  # they change no result
@@ -115,8 +114,8 @@ class Evaluation(Device):
                 raise UnmaskError(f"--set is for one --policy, got {', '.join(self.policy) or 'none'}")
             given["policy"] = [{"name": self.policy[0], **parameters}]
         if name is not None:
-            file = recipe_file(name)
-            return read(file, given), run_name(file)
+            file, run = recipe_file(name)
+            return read(file, given), run
         if not self.task:
             raise UnmaskError("nothing to measure: give a RECIPE or --task; `unmask eval --list` names them")
         alone = parse({"model": "tiny", "policy": "mean_field"}, given, source="", name="flags")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from unmask.cli import run
-from unmask.evals.packaged import recipe_file, recipes
+from unmask.evals.recipe import packaged, recipe_file
 from unmask.evals.store import RUN
 
 ROOT = Path(__file__).parents[2]
@@ -47,14 +47,14 @@ def test_a_recipe_of_the_package_needs_no_path(capsys):
 
 @pytest.mark.parametrize("name", ["tiny/main", "tiny/main.yaml", "recipes/tiny/main.yaml"])
 def test_a_recipe_has_the_same_name_in_a_clone_and_in_a_wheel(name):
-    assert recipe_file(name).samefile(ROOT / "recipes" / "tiny" / "main.yaml")
+    assert recipe_file(name)[0].samefile(ROOT / "recipes" / "tiny" / "main.yaml")
     os.chdir(ROOT)
-    assert recipe_file(name).samefile(ROOT / "recipes" / "tiny" / "main.yaml")
+    assert recipe_file(name)[0].samefile(ROOT / "recipes" / "tiny" / "main.yaml")
 
 
 def test_a_file_wins_over_a_name_of_the_package():
     Path("main").write_text("model: toy")
-    assert recipe_file("main") == Path("main")
+    assert recipe_file("main") == (Path("main"), "main")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_everything_with_a_name_is_listed(capsys):
     names = {
         kind: {row["name"] for row in rows if row["kind"] == kind} for kind in ("recipe", "task", "benchmark", "policy")
     }
-    assert names["recipe"] == set(recipes()) >= {"main", "tiny/main"}
+    assert names["recipe"] == set(packaged()) >= {"main", "tiny/main"}
     assert {"sudoku", "countdown-4"} <= names["task"]
     assert {"gsm8k", "mbpp"} <= names["benchmark"]
     assert "mean_field" in names["policy"]

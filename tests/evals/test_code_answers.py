@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unmask import sandbox
-from unmask.evals import code_answers
+from unmask.evals import answers
 
 needs_data = pytest.mark.skipif("UNMASK_DATA_DIR" not in os.environ, reason="UNMASK_DATA_DIR is not set")
 
@@ -61,9 +61,9 @@ def records(path: str) -> list[dict[str, Any]]:
     ],
 )
 def test_humaneval_as_it_is_and_cleaned(text, plain, chat, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(code_answers, "TIMEOUT_S", 0.5)
-    assert code_answers.humaneval(TWICE | {"cleaned": False}, [text]) == {"pass@1": plain}
-    assert code_answers.humaneval(TWICE | {"cleaned": True}, [text]) == {"pass@1": chat}
+    monkeypatch.setattr(answers, "PROGRAM_S", 0.5)
+    assert answers.humaneval(TWICE | {"cleaned": False}, [text]) == {"pass@1": plain}
+    assert answers.humaneval(TWICE | {"cleaned": True}, [text]) == {"pass@1": chat}
 
 
 def test_only_what_the_entry_point_needs_is_kept():
@@ -82,7 +82,7 @@ def wanted(x):
     return helper(Point and x)
 print(wanted(2))
 assert wanted(9) == 1"""
-    kept = code_answers.cleaned(text, "wanted")
+    kept = answers.cleaned(text, "wanted")
     assert kept.splitlines()[:2] == ["import math", "LIMIT, unused = (3, 4)"]
     for gone in ("spare", "silent", "lonely", "print", "assert"):
         assert gone not in kept
@@ -92,8 +92,8 @@ assert wanted(9) == 1"""
 
 def test_a_later_definition_wins():
     text = "def f(x):\n    return 1\n\ndef f(x):\n    return 2"
-    assert "return 2" in code_answers.cleaned(text, "f")
-    assert "return 1" not in code_answers.cleaned(text, "f")
+    assert "return 2" in answers.cleaned(text, "f")
+    assert "return 1" not in answers.cleaned(text, "f")
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_a_later_definition_wins():
     ],
 )
 def test_the_longest_part_that_parses_is_found(text):
-    assert code_answers.cleaned(text, "f") == "def f(x):\n    return 1"
+    assert answers.cleaned(text, "f") == "def f(x):\n    return 1"
 
 
 @pytest.mark.parametrize("text", ["", "no code at all", "\0", "(" * 9999, "def f(x):\n    '\\d'"])
 def test_cleaning_takes_any_text(text):
-    assert code_answers.cleaned(text, "f") == ""
+    assert answers.cleaned(text, "f") == ""
 
 
 @pytest.mark.parametrize(
@@ -123,24 +123,24 @@ def test_cleaning_takes_any_text(text):
     ],
 )
 def test_the_first_fence_counts(text, code):
-    assert code_answers.fenced(text) == code
+    assert answers.fenced(text) == code
 
 
 def test_mbpp_needs_every_test():
-    assert code_answers.mbpp(SQUARE, [SQUARE["code"]]) == {"pass@1": 1}
-    assert code_answers.mbpp(SQUARE, ["def square(x):\n    return abs(x) * 3"]) == {"pass@1": 0}
-    assert code_answers.mbpp(SQUARE, [""]) == {"pass@1": 0}
+    assert answers.mbpp(SQUARE, [SQUARE["code"]]) == {"pass@1": 1}
+    assert answers.mbpp(SQUARE, ["def square(x):\n    return abs(x) * 3"]) == {"pass@1": 0}
+    assert answers.mbpp(SQUARE, [""]) == {"pass@1": 0}
 
 
 def test_the_sanitized_form_of_mbpp_brings_its_imports():
     doc = {"prompt": "...", "test_imports": ["import math"], "test_list": ["assert f() == math.pi"]}
-    assert code_answers.mbpp(doc, ["from math import pi\ndef f():\n    return pi"]) == {"pass@1": 1}
+    assert answers.mbpp(doc, ["from math import pi\ndef f():\n    return pi"]) == {"pass@1": 1}
 
 
 def test_code_is_refused_without_a_sandbox(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(sandbox.NoSandbox):
-        contextvars.Context().run(code_answers.mbpp, SQUARE, [SQUARE["code"]])
+        contextvars.Context().run(answers.mbpp, SQUARE, [SQUARE["code"]])
 
 
 @needs_data
@@ -148,11 +148,11 @@ def test_every_reference_solution_of_humaneval_passes():
     docs = records("humaneval/HumanEval.jsonl")
     solutions = [doc["canonical_solution"] for doc in docs]
     plain, cleaned = ([doc | {"cleaned": truth} for doc in docs] for truth in (False, True))
-    assert failures(code_answers.humaneval_program, plain, solutions) == []
+    assert failures(answers.humaneval_program, plain, solutions) == []
     # Its tests call encode_shift, which the solution does not: cleaning drops it, as the public scripts do.
-    assert failures(code_answers.humaneval_program, cleaned, solutions) == ["HumanEval/50"]
+    assert failures(answers.humaneval_program, cleaned, solutions) == ["HumanEval/50"]
     nothing = ["    pass\n"] * len(docs)
-    assert len(failures(code_answers.humaneval_program, plain, nothing)) == len(docs)
+    assert len(failures(answers.humaneval_program, plain, nothing)) == len(docs)
 
 
 @needs_data
@@ -160,9 +160,9 @@ def test_every_reference_solution_of_humaneval_passes():
 def test_every_reference_solution_of_mbpp_passes():
     docs = [doc for doc in records("mbpp/mbpp.jsonl") if 11 <= doc["task_id"] <= 510]
     assert len(docs) == 500
-    assert failures(code_answers.mbpp_program, docs, [doc["code"] for doc in docs]) == []
+    assert failures(answers.mbpp_program, docs, [doc["code"] for doc in docs]) == []
     shifted = [doc["code"] for doc in docs[1:] + docs[:1]]
-    assert len(failures(code_answers.mbpp_program, docs, shifted)) == len(docs)
+    assert len(failures(answers.mbpp_program, docs, shifted)) == len(docs)
 
 
 def failures(program: Callable[..., Any], docs: list[dict[str, Any]], texts: list[str]) -> list[Any]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from unmask import sandbox
 from unmask.engine.load import load
-from unmask.evals import answers, code_answers
+from unmask.evals import answers
 from unmask.evals.cell import Generation
 from unmask.evals.executor import LocalExecutor
 from unmask.evals.harness import BenchmarkTask
@@ -87,7 +87,7 @@ def mutated(seed: int) -> str:
 @fuzzing.fuzz(200)
 @given(st.one_of(st.integers(0, 2**64).map(mutated), st.lists(st.sampled_from(PARTS)).map("".join), st.text()))
 def test_cleaning_gives_code_whatever_the_text(text: str) -> None:
-    assert isinstance(code_answers.cleaned(PROMPT + "\n" + code_answers.fenced(text), "f"), str)
+    assert isinstance(answers.cleaned(PROMPT + "\n" + answers.fenced(text), "f"), str)
     answers.gsm8k({"answer": "#### 3"}, [text])
     answers.final_answer(text)
     answers.final_answer(f"Final Answer: The final answer is {text}. I hope it is correct.")
@@ -163,9 +163,9 @@ def test_a_made_up_program_gets_a_verdict_and_changes_none_beside_it() -> None:
 def test_a_degenerate_answer_is_wrong_in_every_benchmark(text: str) -> None:
     with sandbox.allow_unsandboxed():
         code = {"prompt": PROMPT, "entry_point": "f", "test": "def check(f):\n    assert f(1) == 2\n"}
-        assert code_answers.humaneval(code | {"cleaned": True}, [text]) == {"pass@1": 0}
-        assert code_answers.humaneval(code | {"cleaned": False}, [text]) == {"pass@1": 0}
-        assert code_answers.mbpp({"test_list": ["assert f(1) == 2"]}, [text]) == {"pass@1": 0}
+        assert answers.humaneval(code | {"cleaned": True}, [text]) == {"pass@1": 0}
+        assert answers.humaneval(code | {"cleaned": False}, [text]) == {"pass@1": 0}
+        assert answers.mbpp({"test_list": ["assert f(1) == 2"]}, [text]) == {"pass@1": 0}
     assert set(answers.gsm8k({"answer": "#### 3"}, [text]).values()) == {0}
     record = {"problem": "", "solution": "It is $\\boxed{3}$."}
     assert answers.minerva_math(record, [text]) == {"exact_match": 0, "math_verify": 0}
@@ -176,15 +176,14 @@ def test_an_answer_that_breaks_the_scoring_stops_no_other_item(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert task in TASKS
-    module = answers if task == "gsm8k" else code_answers
-    score = getattr(module, task)
+    score = getattr(answers, task)
 
     def fragile(doc: Any, results: list[str]) -> dict[str, int]:
         if results[0] == "odd":
             raise RecursionError
         return score(doc, results)
 
-    monkeypatch.setattr(module, task, fragile)
+    monkeypatch.setattr(answers, task, fragile)
     write_records(tmp_path / "data")
     folder = open_cell(tmp_path, task, max_tokens=16)
     with sandbox.allow_unsandboxed():

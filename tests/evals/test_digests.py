@@ -16,12 +16,11 @@ from benchmark_records import write_records
 
 from unmask import cli
 from unmask.errors import UnmaskError
-from unmask.evals import digests
-from unmask.evals.digests import code_digest, records_digest
+from unmask.evals.cell import FOLDERS, code_digest, records_digest
 from unmask.evals.harness import questions_of
 from unmask.evals.lm_tasks import loaders
 from unmask.evals.recipe import parse
-from unmask.evals.run import Finished, Progress, run
+from unmask.evals.run import Evaluation, Progress, run
 from unmask.evals.store import cells_of
 from unmask.policies.fixed import Fixed
 
@@ -44,7 +43,7 @@ class Mine(Fixed):
 """
 
 
-def measure(out: Path, *, fresh: bool = False, **changes: Any) -> Finished:
+def measure(out: Path, *, fresh: bool = False, **changes: Any) -> Evaluation:
     return run(parse(VALUES | changes), out=out, fresh=fresh)
 
 
@@ -70,7 +69,7 @@ def as_if_edited(out: Path) -> None:
 
 
 def test_every_file_that_decodes_or_scores_counts(tmp_path: Path) -> None:
-    names = [*(f"{folder}/deep/a.py" for folder in digests.FOLDERS), "evals/lm_tasks/a.yaml"]
+    names = [*(f"{folder}/deep/a.py" for folder in FOLDERS), "evals/lm_tasks/a.yaml"]
 
     def digest_of(edited: str | None, *others: str) -> str:
         package = Path(tempfile.mkdtemp(dir=tmp_path)) / "unmask"

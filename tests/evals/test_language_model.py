@@ -21,8 +21,7 @@ import unmask
 from unmask.errors import UnmaskError
 from unmask.evals import harness
 from unmask.evals.harness import question_of
-from unmask.evals.language_model import UnmaskLM
-from unmask.lm_eval import main
+from unmask.lm_eval import UnmaskLM, main
 
 CHOICES = """
 task: which_sentence

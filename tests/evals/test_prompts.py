@@ -9,7 +9,8 @@ import pytest
 
 import unmask
 from unmask.errors import UnmaskError
-from unmask.evals.prompts import fitted_prompt, read_answer, template_of
+from unmask.evals.executor import read_answer
+from unmask.evals.harness import fitted_prompt, template_of
 from unmask.models.base import ModelSpec
 from unmask.models.checkpoint.tokenizer import TextCodec
 
@@ -94,62 +95,60 @@ def test_no_room_for_any_prompt_is_one_clear_line():
 
 def test_llada_cuts_at_each_stop_string_in_turn_and_counts_the_rest_without_end_of_text():
     decoded = ids("so 4</s>...<|endoftext|>Question: more")
-    answer = read_answer(Texts(LLADA), decoded, until=STOPS)
-    assert answer.text == "so 4"
-    assert answer.tokens_reference == answer.tokens_answer == len("so 4")
+    text, reference, tokens = read_answer(Texts(LLADA), decoded, until=STOPS)
+    assert text == "so 4"
+    assert reference == tokens == len("so 4")
 
 
 def test_llada_keeps_text_behind_end_of_text_and_counts_end_of_turn():
     decoded = ids("4<|eot_id|><|endoftext|>and 5<|endoftext|>")
-    answer = read_answer(Texts(LLADA), decoded, until=STOPS)
-    assert answer.text == "4and 5"
-    assert answer.tokens_reference == len("4") + 1 + len("and 5")
-    assert answer.tokens_answer == len("4")
+    text, reference, tokens = read_answer(Texts(LLADA), decoded, until=STOPS)
+    assert text == "4and 5"
+    assert reference == len("4") + 1 + len("and 5")
+    assert tokens == len("4")
 
 
 def test_llada_counts_text_tokenized_anew(llada_folder: Path):
     llm = unmask.load(str(llada_folder))
     letters = [llm.codec.token_id(letter) for letter in "mask"]
     assert len(llm.codec.encode("mask", special=False)) < 4
-    answer = read_answer(llm, letters, until=())
-    assert answer.text == "mask"
-    assert answer.tokens_reference == len(llm.codec.encode("mask", special=False))
-    assert answer.tokens_answer == 4
+    text, reference, tokens = read_answer(llm, letters, until=())
+    assert text == "mask"
+    assert reference == len(llm.codec.encode("mask", special=False))
+    assert tokens == 4
 
 
 def test_a_later_stop_string_is_looked_for_in_what_the_first_has_left():
-    answer = read_answer(Texts(LLADA), ids("1</s>2Question:3"), until=STOPS)
-    assert answer.text == "1"
-    answer = read_answer(Texts(LLADA), ids("1Question:2</s>3"), until=STOPS)
-    assert answer.text == "1"
+    assert read_answer(Texts(LLADA), ids("1</s>2Question:3"), until=STOPS)[0] == "1"
+    assert read_answer(Texts(LLADA), ids("1Question:2</s>3"), until=STOPS)[0] == "1"
 
 
 def test_whole_answers_of_llada_are_not_cut_and_count_all_but_end_of_text():
     decoded = ids("a\ndef b<|eot_id|><|endoftext|>c<|endoftext|>")
-    answer = read_answer(Texts(LLADA), decoded, until=(), whole=True)
-    assert answer.text == "a\ndef bc"
-    assert answer.tokens_reference == len("a\ndef b") + 1 + len("c")
-    assert answer.tokens_answer == len("a\ndef b")
+    text, reference, tokens = read_answer(Texts(LLADA), decoded, until=(), whole=True)
+    assert text == "a\ndef bc"
+    assert reference == len("a\ndef b") + 1 + len("c")
+    assert tokens == len("a\ndef b")
 
 
 def test_dream_cuts_at_end_of_text_then_at_stop_strings_but_counts_what_runs_on():
     decoded = ids("so 4Question: 5<|endoftext|>rest<|endoftext|>")
-    answer = read_answer(Texts(DREAM), decoded, until=STOPS)
-    assert answer.text == "so 4"
-    assert answer.tokens_reference == len("so 4Question: 5rest")
-    assert answer.tokens_answer == len("so 4")
+    text, reference, tokens = read_answer(Texts(DREAM), decoded, until=STOPS)
+    assert text == "so 4"
+    assert reference == len("so 4Question: 5rest")
+    assert tokens == len("so 4")
 
 
 def test_dream_keeps_special_tokens_that_are_not_the_end_of_text():
-    answer = read_answer(Texts(DREAM), ids("4<|eot_id|>x<|endoftext|>y"), until=())
-    assert answer.text == "4<|eot_id|>x"
-    assert (answer.tokens_reference, answer.tokens_answer) == (4, 1)
+    text, reference, tokens = read_answer(Texts(DREAM), ids("4<|eot_id|>x<|endoftext|>y"), until=())
+    assert text == "4<|eot_id|>x"
+    assert (reference, tokens) == (4, 1)
 
 
 @pytest.mark.parametrize("spec", [LLADA, DREAM])
 def test_masks_left_open_by_an_early_stop_are_neither_text_nor_tokens(spec):
-    answer = read_answer(Texts(spec), [*ids("4"), spec.eos_id, *[spec.mask_id] * 5], until=STOPS)
-    assert (answer.text, answer.tokens_reference, answer.tokens_answer) == ("4", 1, 1)
+    text, reference, tokens = read_answer(Texts(spec), [*ids("4"), spec.eos_id, *[spec.mask_id] * 5], until=STOPS)
+    assert (text, reference, tokens) == ("4", 1, 1)
 
 
 class Counting(TextCodec):

@@ -177,7 +177,7 @@ def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
         ({"settings": {"block_length": 8}}, "unknown setting 'block_length'; did you mean 'block_size'?"),
         ({"settings": {"threshold": 0.9}}, "unknown setting 'threshold'; known: block_size, "),
         ({"settings": {"blocksize": 8}}, "unknown setting 'blocksize'; did you mean 'block_size'?"),
-        ({"settings": {"block_size": 0}}, "settings: block_size must be a whole number of at least 1, got 0"),
+        ({"settings": {"block_size": 0}}, "block_size must be a whole number of at least 1, got 0"),
         ({"settings": [8]}, "settings must be a mapping or a list of mappings, got 8"),
         ({"max_tokens": 8}, "unknown recipe key 'max_tokens'; known: "),
         ({"threshold": 0.9}, "unknown recipe key 'threshold'; known: "),

@@ -13,7 +13,7 @@ import pytest
 from unmask import cli
 from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
-from unmask.evals.run import Finished, Progress, run
+from unmask.evals.run import Evaluation, Progress, run
 from unmask.evals.store import CellFolder, cells_of, reuse
 
 VALUES: dict[str, Any] = {
@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def measure(out: Path, **changes: Any) -> Finished:
+def measure(out: Path, **changes: Any) -> Evaluation:
     return run(parse(VALUES | changes), out=out)
 
 
@@ -149,7 +149,7 @@ def test_the_command_says_how_many_cells_were_reused(
     recipe.write_text(json.dumps(VALUES))  # JSON is YAML
     assert cli.run(["eval", str(recipe), "--shared", "--out", str(tmp_path / "second")]) == 0
     said = capsys.readouterr().err
-    assert "cell 2 of 2 (1 reused): sudoku, fixed (tokens_per_pass=8), 3 items, 100 % done" in said
+    assert "cell 2 of 2 (1 reused): sudoku, fixed, 3 items, 100 % done" in said
     assert "cells reused: 1 from first" in said
     resolved = json.loads((tmp_path / "second" / "run.json").read_text())["resolved"]
     assert resolved["shared"] is True

@@ -21,8 +21,7 @@ from unmask.evals.recipe import Checkpoint, Recipe, parse
 from unmask.evals.run import Progress, run
 from unmask.evals.store import CellFolder, cells_of
 from unmask.evals.tiny_suite import find, names
-from unmask.report.build import report
-from unmask.report.measured import read_runs
+from unmask.report.build import read_runs, report
 
 VALUES: dict[str, Any] = {
     "model": "toy",

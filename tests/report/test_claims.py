@@ -4,7 +4,7 @@ import pytest
 from synthetic_runs import cell_of, rows_of, write
 
 from unmask.report import report
-from unmask.report.measured import read_runs
+from unmask.report.build import read_runs
 from unmask.report.paper import CLAIMS, FAILS, HOLDS, OPEN, SLOWLY, UNKNOWN, checks, claims_table
 
 FALLS, RISES, TWICE, NONE, UNIFORM, ONE_SHOT, BASELINE, LENGTH, BLOCKS = CLAIMS

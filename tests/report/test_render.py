@@ -12,8 +12,8 @@ from synthetic_runs import cell_of, describe, write
 from unmask import screen
 from unmask.cli import run
 from unmask.report import plots, report
-from unmask.report.measured import read_runs
-from unmask.report.statistics import Estimate
+from unmask.report.build import read_runs
+from unmask.report.measured import Estimate
 from unmask.report.table import Column, Table, csv_text, escape, latex, markdown
 
 COLUMNS = [

@@ -10,8 +10,8 @@ from synthetic_runs import aup_of, cell_of, describe, row_of, rows_of, write
 from unmask import policies
 from unmask.errors import UnmaskError
 from unmask.report import paper, report
-from unmask.report.measured import read_runs
-from unmask.report.statistics import wilson
+from unmask.report.build import read_runs
+from unmask.report.measured import wilson
 
 
 def table_of(made, start):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic_runs import aup_of
 
-from unmask.report.statistics import Estimate, aup, estimate, holm, mcnemar, sums, wilson
+from unmask.report.measured import Estimate, aup, estimate, holm, mcnemar, sums, wilson
 
 
 def test_wilson_solves_its_own_equation():

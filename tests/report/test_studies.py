@@ -8,7 +8,7 @@ from synthetic_runs import aup_of, cell_of, describe, rows_of, write
 
 from unmask import screen
 from unmask.report import report
-from unmask.report.measured import read_runs
+from unmask.report.build import read_runs
 from unmask.report.studies import summary_table
 
 

@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from unmask.tasks.list_functions import ListFunctions, _describe, _example, other_form
-from unmask.tasks.primitives import PRIMITIVES
+from unmask.tasks.list_functions import PRIMITIVES, ListFunctions, _describe, _example, other_form
 
 
 def test_there_are_sixty_primitives_and_more():

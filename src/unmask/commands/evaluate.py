@@ -8,14 +8,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unmask import flags, progress, screen, terminal
-from unmask.errors import Interrupted
+from unmask.errors import Interrupted, counted
 from unmask.options import option
 
 if TYPE_CHECKING:
-    from unmask.evals.run import Finished
     from unmask.evals.store import CellFolder
 
 
@@ -35,12 +34,7 @@ def eval_(
     Every finished item is on disk at once; the same command resumes.
     """
     if listed:
-        from unmask.evals.packaged import listing
-
-        if as_json:
-            print("\n".join(json.dumps(row, ensure_ascii=False) for row in listing()))
-        else:
-            screen.show_names([(row["kind"], row["name"], row["about"]) for row in listing()])
+        _list_names(as_json=as_json)
         return
     from unmask.evals.run import run as measure
 
@@ -53,26 +47,43 @@ def eval_(
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         raise Interrupted(f"interrupted; every finished item is in {folder}, {again} goes on") from None
-    _note_reused(finished, folder)
+    if finished.reused:
+        terminal.note(f"cells reused: {', '.join(f'{count} from {name}' for name, count in finished.reused.items())}")
+    elif not finished.new_cells:
+        terminal.note(f"nothing left to do: {folder} is complete")
+    if finished.changed:
+        terminal.note(f"since it was measured, the {' and '.join(finished.changed)} changed; --fresh measures it anew")
     _show_cells(finished.cells, as_json=as_json)
 
 
-def _note_reused(run: Finished, folder: Path) -> None:
-    """Tell of cells that were there before, and of what changed since."""
-    if run.reused:
-        terminal.note(f"cells reused: {', '.join(f'{count} from {name}' for name, count in run.reused.items())}")
-    elif not run.new_cells:
-        terminal.note(f"nothing left to do: {folder} is complete")
-    if run.changed:
-        terminal.note(f"since it was measured, the {' and '.join(run.changed)} changed; --fresh measures it anew")
+def _list_names(*, as_json: bool) -> None:
+    """Everything that an evaluation can be given by name, with a word about it."""
+    import yaml
+
+    from unmask.evals import tiny_suite
+    from unmask.evals.lm_tasks.loaders import BENCHMARKS
+    from unmask.evals.recipe import packaged
+    from unmask.policies.listing import installed
+
+    heads = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in packaged().items()}
+    rows = [("recipe", name, str(head.get("title", ""))) for name, head in heads.items()]
+    rows += [("task", name, "generated, checked exactly") for name in tiny_suite.names()]
+    for name, known in BENCHMARKS.items():
+        rows.append(("benchmark", name, f"{known.items:,} items, {counted(known.shots, 'shot')}"))
+    rows += [("policy", row["name"], row["about"]) for row in installed()]
+    if as_json:
+        lines = [dict(zip(("kind", "name", "about"), row, strict=True)) for row in rows]
+        print("\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
+    else:
+        screen.show_names(rows)
 
 
 def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
-    from unmask.report.measured import measured
+    from unmask.report.measured import Measured
     from unmask.report.studies import summary_table
     from unmask.report.tables import cell_record
 
-    cells = [measured(found.folder.parent.parent.name, found) for found in finished]
+    cells = [Measured(found.folder.parent.parent.name, found) for found in finished]
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
@@ -116,12 +127,10 @@ def policies(as_json: bool = flags.JSON) -> None:
     rows = installed()
     if as_json:
         print("\n".join(json.dumps(row) for row in rows))
-    else:
-        screen.show_names([(row["name"], _policy_in_words(row)) for row in rows])
-
-
-def _policy_in_words(row: dict[str, Any]) -> str:
-    """The parameters of a policy, what it does, and what it needs beyond the logits of its block."""
-    parameters = " ".join(f"{key}={value}" for key, value in row["parameters"].items())
-    needs = f" Needs {', '.join(row['needs'])}." if row["needs"] else ""
-    return f"{parameters}\n{row['about']}{needs}"
+        return
+    shown = []
+    for row in rows:
+        parameters = " ".join(f"{key}={value}" for key, value in row["parameters"].items())
+        needs = f" Needs {', '.join(row['needs'])}." if row["needs"] else ""
+        shown.append((row["name"], f"{parameters}\n{row['about']}{needs}"))
+    screen.show_names(shown)

@@ -3,6 +3,9 @@
 Batches and generations are plain data that can be pickled, and generations may come in any order. So another executor
 may send batches to other processes or machines. It is a class with the methods of `Executor`, found by its name in the
 entry point group `unmask.backends`. Knows nothing of scores and files.
+
+An answer to a benchmark is read and counted as the public wrapper of the model's family does it, byte for byte and
+count for count. The two families differ, which is why their columns are not comparable with each other.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -21,8 +24,10 @@ from unmask import policies
 from unmask.engine.generator import Generator
 from unmask.engine.load import load
 from unmask.engine.plan import plan, preset_name, recommended
+from unmask.engine.text import Ending
 from unmask.evals.cell import Generation, ModelInfo
-from unmask.evals.prompts import TextModel, read_answer
+from unmask.models.base import ModelSpec
+from unmask.models.checkpoint.tokenizer import TextCodec
 from unmask.models.device import device_name
 from unmask.policies import Policy
 from unmask.registry import Registry
@@ -66,12 +71,8 @@ def batches(questions: Iterable[Question], *, policy: Policy, settings: Settings
 
     The longest come first, so that memory runs out at once or never. Continuations are compared one item at a time.
     """
-
-    def kind(question: Question) -> tuple[bool, tuple[str, ...]]:
-        return bool(question.continuations), question.stop
-
-    ordered = sorted(questions, key=lambda question: (*kind(question), -len(question.prompts[0])))
-    for (compared, _), group in groupby(ordered, key=kind):
+    ordered = sorted(questions, key=lambda asked: (bool(asked.continuations), asked.stop, -len(asked.prompts[0])))
+    for (compared, _), group in groupby(ordered, key=lambda asked: (bool(asked.continuations), asked.stop)):
         alike, size = tuple(group), 1 if compared else batch_size
         for first in range(0, len(alike), size):
             part = alike[first : first + size]
@@ -79,18 +80,20 @@ def batches(questions: Iterable[Question], *, policy: Policy, settings: Settings
 
 
 @runtime_checkable
+class TextModel(Protocol):
+    """A model's special tokens and tokenizer. Generators and executors have both."""
+
+    spec: ModelSpec
+    codec: TextCodec
+
+
+@runtime_checkable
 class Executor(TextModel, Protocol):
     """A model at work, here or elsewhere."""
 
     info: ModelInfo
-
-    @property
-    def shared(self) -> bool:
-        """Whether other work uses its devices meanwhile, so that times are worth nothing."""
-
-    @property
-    def status(self) -> str:
-        """What a line of progress says of the executor; empty: nothing."""
+    shared: bool  # whether other work uses its devices meanwhile, so that times are worth nothing
+    status: str  # what a line of progress says of the executor; empty: nothing
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Executor:
@@ -193,6 +196,29 @@ def _read(llm: Generator, question: Question, output: Output, settings: Settings
         refreshes=refreshes,
         note=question.note,
     )
+
+
+def read_answer(
+    model: TextModel, ids: Sequence[int], *, until: Sequence[str], whole: bool = False
+) -> tuple[str, int, int]:
+    """The text of an answer, its tokens as the wrapper counts them, and those up to the end of text or a stop string.
+
+    `whole`: counted before the cuts, as LLaDA's wrapper does it for HumanEval.
+    """
+    spec, codec = model.spec, model.codec
+    counted = ids = [token for token in ids if token != spec.mask_id]  # left open behind an early stop
+    text, cuts = codec.decode(ids, special=spec.convention == "dream" or not whole), tuple(until)
+    if spec.convention == "dream":
+        # The public code counts the text behind the cuts as well.
+        cuts = (codec.token_text(spec.eos_id), *cuts)
+    for string in cuts:
+        text = text.partition(string)[0]
+    if spec.convention != "dream" and not whole:
+        # The end-of-text token is no stop string: text decoded behind it stays, and the last step drops the token.
+        counted = codec.encode(text, special=False)
+        text = codec.decode(counted)
+    kept, _, _ = Ending(token_ids=spec.end_ids, strings=tuple(until), codec=codec).cut(ids)
+    return text, sum(token != spec.eos_id for token in counted), len(kept)
 
 
 def _compared(llm: Generator, question: Question, batch_size: int) -> Generation:

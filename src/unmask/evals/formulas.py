@@ -17,22 +17,15 @@ def answer(request: tuple[str, str, str]) -> bool:
     """`equivalent`: are two formulas equal? `verified`: does the second text reach the answer of the first?"""
     question, first, second = request
     try:
-        return bool({"equivalent": _equivalent, "verified": _verified}[question](first, second))
+        if question == "verified":
+            # None is allowed, whatever the annotation says.
+            gold, found = (parse(text, parsing_timeout=None) for text in (first, second))  # ty: ignore[invalid-argument-type]
+            return verify(gold, found, timeout_seconds=None)
+        # As in sympy's own reader, which lm-eval uses: X is not x, and 2\frac{1}{2} is a product.
+        reading = ConversionConfig(lowercase_symbols=False)
+        products = (re.sub(r"(\d)\s*(?=\\[dt]?frac)", r"\1\\cdot ", text) for text in (first, second))
+        left, right = (latex2sympy(text, conversion_config=reading) for text in products)
+        expressions = isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)
+        return bool(expressions and sympy.simplify(left - right) == 0)
     except Exception:  # what cannot be read is not equal
         return False
-
-
-def _equivalent(first: str, second: str) -> bool:
-    # As in sympy's own reader, which lm-eval uses: X is not x, and 2\frac{1}{2} is a product.
-    reading = ConversionConfig(lowercase_symbols=False)
-    products = (re.sub(r"(\d)\s*(?=\\[dt]?frac)", r"\1\\cdot ", text) for text in (first, second))
-    left, right = (latex2sympy(text, conversion_config=reading) for text in products)
-    if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
-        return False
-    return sympy.simplify(left - right) == 0
-
-
-def _verified(solution: str, text: str) -> bool:
-    # None is allowed, whatever the annotation says.
-    gold, found = (parse(words, parsing_timeout=None) for words in (solution, text))  # ty: ignore[invalid-argument-type]
-    return verify(gold, found, timeout_seconds=None)

@@ -1,6 +1,7 @@
-"""Benchmarks: lm-eval brings the prompts, shots and scores of a task; decoding, reading and counting are ours.
+"""Benchmarks: lm-eval brings the texts, shots and scores of a task; prompts, decoding, reading and counting are ours.
 
-lm-eval is imported when a benchmark is described or measured, not before.
+Prompts follow the public wrapper of the model's family, byte for byte. lm-eval is imported when a benchmark is
+described or measured, not before.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -16,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unmask.engine.prompts import encode_prompt
 from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell, Generation, ModelInfo
-from unmask.evals.executor import Question
+from unmask.evals.executor import Question, TextModel
 from unmask.evals.lm_tasks.loaders import BENCHMARKS, quiet, records
-from unmask.evals.prompts import TextModel, fitted_prompt, template_of
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -30,7 +32,16 @@ if TYPE_CHECKING:
 
 OUR_TASKS = Path(__file__).parent / "lm_tasks"
 SEED, SHOT_SEED = 0, 1234  # lm-eval's own; the second also seeds numpy
+TEMPLATES = ("none", "chat")
 SHOT_END = "\x1e"  # marks the end of every shot, so that shots can be left out; a model never sees it
+
+
+def template_of(family: str, model: str) -> str:
+    """'chat' for LLaDA checkpoints that are called instruct, else 'none': what the public scripts do.
+
+    The scripts look for the word in the path, so LLaDA-1.5 gets raw text. Dream's instruct models get raw text as well.
+    """
+    return "chat" if family == "llada" and "instruct" in model.lower() else "none"
 
 
 def describe_benchmark(task: str, model: ModelInfo, data_dir: str | Path | None = None) -> dict[str, Any]:
@@ -73,7 +84,22 @@ class BenchmarkTask:
             raise UnmaskError(f"{cell.task} has at most {known.most_shots} shots, got {cell.shots}")
         # HumanEval answers of chat models and of Dream are cleaned before they run.
         self._protocol = {"cleaned": cell.template == "chat" or cell.family == "dream"} if known else {}
-        self._asked = _requests(cell, _load_tasks(cell.task, data_dir))
+        tasks = _load_tasks(cell.task, data_dir)
+        sizes = [len(task.eval_docs) for task in tasks]
+        # A limit on several tasks is shared out evenly.
+        limit = math.ceil(cell.items / len(tasks)) if 0 < cell.items < sum(sizes) else None
+        # Items are numbered through where a name stands for several tasks.
+        self._asked: dict[int, tuple[Task, list[Instance]]] = {}
+        with quiet():
+            for at, task in enumerate(tasks):
+                if task.get_config("num_fewshot") != 0:  # 0: the task takes no shots
+                    task.set_config(key="num_fewshot", value=cell.shots or 0)
+                task.set_fewshot_seed(seed=SHOT_SEED)
+                _seed()
+                task.build_all_requests(limit=limit)
+                for request in task.instances:
+                    number = sum(sizes[:at]) + (request.doc_id or 0)
+                    self._asked.setdefault(number, (task, []))[1].append(request)
         self.questions = [
             question_of(asked, model, id=number, template=cell.template, new_tokens=cell.settings["max_tokens"])
             for number, (_, asked) in self._asked.items()
@@ -92,16 +118,14 @@ class BenchmarkTask:
                 except UnmaskError:  # of this machine, not of the answer
                     raise
                 except Exception as error:
-                    scores[row.id] = self._worst(row)
+                    task, _ = self._asked[row.id]
+                    worst = {name: 0.0 if better else math.inf for name, better in task.higher_is_better().items()}
+                    ways = [(way.name, name, value) for way in task._filters for name, value in worst.items()]
+                    scores[row.id] = {_score_name(name, way): value for way, name, value in ways}
                     unread.append(f"{row.id} ({type(error).__name__})")
         if unread:
             warnings.warn(f"answers that cannot be scored count as wrong: items {', '.join(unread)}", stacklevel=2)
         return scores
-
-    def _worst(self, row: Generation) -> dict[str, float]:
-        task, _ = self._asked[row.id]
-        worst = {metric: 0.0 if better else math.inf for metric, better in task.higher_is_better().items()}
-        return {_score_name(name, way.name): value for way in task._filters for name, value in worst.items()}
 
     def _score(self, row: Generation) -> dict[str, float]:
         task, asked = self._asked[row.id]
@@ -121,7 +145,15 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
     """What the requests of one item ask: a text to continue, or continuations to compare, on raw text."""
     first = requests[0]
     if first.request_type != "generate_until":
-        prompts, continuations, truncated = zip(*(_pair(request, model) for request in requests), strict=True)
+        pairs = []
+        for request in requests:
+            *shots, asked = request.args[0].split(SHOT_END)
+            bare = asked.rstrip()  # as lm-eval splits them: spaces between the two go with the continuation
+            before, whole = (model.codec.encode(text, special=False) for text in (bare, asked + request.args[1]))
+            after = whole[len(before) :]
+            fitted = fitted_prompt(model, shots=shots, question=bare, template="none", new_tokens=len(after))
+            pairs.append((after, *fitted))
+        continuations, prompts, truncated = zip(*pairs, strict=True)
         text = model.codec.decode(prompts[-1], special=True)
         return Question(id=id, text=text, prompts=prompts, continuations=continuations, truncated=any(truncated))
     *shots, asked = first.args[0].split(SHOT_END)
@@ -140,17 +172,29 @@ def question_of(requests: Sequence[Instance], model: TextModel, *, id: int, temp
     )
 
 
-def _pair(request: Instance, model: TextModel) -> tuple[list[int], list[int], bool]:
-    """Prompt and continuation, and whether the prompt is truncated.
+def fitted_prompt(
+    model: TextModel, *, shots: Sequence[str], question: str, template: str, new_tokens: int
+) -> tuple[list[int], bool]:
+    """The tokens of the prompt, and whether it is truncated: shots, then text at its start give way to the answer."""
+    if template not in TEMPLATES:
+        raise UnknownName("template", template, TEMPLATES)
+    spec, codec, words = model.spec, model.codec, model.codec.encode(question, special=False)
 
-    They are split as lm-eval splits them: spaces between them go with the continuation.
-    """
-    *shots, asked = request.args[0].split(SHOT_END)
-    bare = asked.rstrip()
-    before, whole = (model.codec.encode(text, special=False) for text in (bare, asked + request.args[1]))
-    after = whole[len(before) :]
-    prompt, truncated = fitted_prompt(model, shots=shots, question=bare, template="none", new_tokens=len(after))
-    return prompt, after, truncated
+    def encoded(lost: int) -> list[int]:
+        text = "".join([*shots[lost:], question]) if lost <= len(shots) else codec.decode(words[lost - len(shots) :])
+        if template == "chat":
+            return codec.chat([{"role": "user", "content": text}])
+        return encode_prompt(spec, codec, text)
+
+    def fits(lost: int) -> bool:
+        return len(encoded(lost)) <= spec.max_length - new_tokens
+
+    parts = max(1, len(shots) + len(words))
+    lost = 0 if fits(0) else bisect_left(range(parts), True, lo=1, key=fits)
+    if lost == parts:
+        room = f"in the {spec.max_length} positions of {spec.name}"
+        raise UnmaskError(f"{new_tokens} new tokens leave no room for a prompt {room}")
+    return encoded(lost), lost > 0
 
 
 def responses_of(row: Generation, requests: int) -> list[Any]:
@@ -162,24 +206,6 @@ def responses_of(row: Generation, requests: int) -> list[Any]:
 
 def _score_name(metric: str, reading: str) -> str:
     return metric if reading == "none" else f"{metric},{reading}"
-
-
-def _requests(cell: Cell, tasks: list[Task]) -> dict[int, tuple[Task, list[Instance]]]:
-    """The task and the requests of each item. Numbers go on from task to task where a name stands for several tasks."""
-    sizes = [len(task.eval_docs) for task in tasks]
-    # A limit on several tasks is shared out evenly.
-    limit = math.ceil(cell.items / len(tasks)) if 0 < cell.items < sum(sizes) else None
-    asked: dict[int, tuple[Task, list[Instance]]] = {}
-    with quiet():
-        for number, task in enumerate(tasks):
-            if task.get_config("num_fewshot") != 0:  # 0: the task takes no shots
-                task.set_config(key="num_fewshot", value=cell.shots or 0)
-            task.set_fewshot_seed(seed=SHOT_SEED)
-            _seed()
-            task.build_all_requests(limit=limit)
-            for request in task.instances:
-                asked.setdefault(sum(sizes[:number]) + (request.doc_id or 0), (task, []))[1].append(request)
-    return asked
 
 
 def _load_tasks(task: str, data_dir: str | Path | None = None) -> list[Task]:
@@ -197,8 +223,14 @@ def _load_tasks(task: str, data_dir: str | Path | None = None) -> list[Task]:
             raise
         except Exception as error:  # whatever a task's own code, its data and the hub may raise
             raise WorkFailed(f"the task {task} could not be loaded: {one_line(error)}") from error
-    for each in loaded:
-        _check_kind(each, ours=task in BENCHMARKS)
+    for each in loaded:  # refuse a task that would fail later, or that runs code in a way that is not safe
+        name = each.task_name
+        if getattr(each, "UNSAFE_CODE", False) and task not in BENCHMARKS:
+            raise UnmaskError(f"{name} runs code that a model wrote, outside our sandbox; use humaneval or mbpp")
+        if getattr(each, "MULTIMODAL", False):
+            raise UnmaskError(f"{name} asks about images or sound, which these models cannot read")
+        if each.OUTPUT_TYPE == "loglikelihood_rolling":
+            raise UnmaskError(f"{name} wants the perplexity of running text, which these models do not give")
         if (shots := getattr(each, "fewshot_cfg", None)) is not None:
             shots.fewshot_delimiter = (shots.fewshot_delimiter or "") + SHOT_END
     return loaded
@@ -230,16 +262,6 @@ def every_task() -> TaskManager:
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
-
-
-def _check_kind(task: Task, *, ours: bool) -> None:
-    """Refuse a task that would fail later, or that runs code in a way that is not safe."""
-    if getattr(task, "UNSAFE_CODE", False) and not ours:
-        raise UnmaskError(f"{task.task_name} runs code that a model wrote, outside our sandbox; use humaneval or mbpp")
-    if getattr(task, "MULTIMODAL", False):
-        raise UnmaskError(f"{task.task_name} asks about images or sound, which these models cannot read")
-    if task.OUTPUT_TYPE == "loglikelihood_rolling":
-        raise UnmaskError(f"{task.task_name} wants the perplexity of running text, which these models do not give")
 
 
 def unknown_task(task: str, others: Iterable[str] = ()) -> UnmaskError:

@@ -1,4 +1,4 @@
-"""What to measure, read from a YAML file: models x policies x settings x tasks.
+"""What to measure, read from a YAML file of the user or of the package: models x policies x settings x tasks.
 
 Keys, names and values are checked here, before a model is loaded; every error is one line that names the file and the
 key. `expand` makes the cells of a loaded model, and fills in what the recipe leaves out.
@@ -6,8 +6,7 @@ key. `expand` makes the cells of a loaded model, and fills in what the recipe le
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import product
@@ -26,9 +25,10 @@ from unmask.policies.presets import TASKS as PRESET_TASKS
 from unmask.settings import Settings
 from unmask.yaml_file import read_mapping
 
+_PACKAGE = Path(__file__).parents[1]
+FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # of a wheel, and of a clone
 PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
-SETTINGS = Settings.__dataclass_fields__
 
 # The protocol of the paper's benchmarks. The tables compare policies, blocks and sampling, so these are free.
 PAPER_MODELS = ("llada-8b-instruct", "llada-1.5", "dream-v0-instruct-7b")
@@ -63,9 +63,8 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """What cells call it: another revision is another model, and so are quantised weights."""
-        revision = "" if self.revision is None else f"@{self.revision}"
-        quantize = "" if self.quantize is None else f"+{self.quantize}"
-        return f"{self.path}{revision}{quantize}"
+        revision, quantize = f"@{self.revision}" if self.revision else "", f"+{self.quantize}" if self.quantize else ""
+        return self.path + revision + quantize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +115,27 @@ class Recipe:
 _KEYS = {item.name for item in fields(Recipe) if item.name != "name"} | {*PLURAL, *FOR_ALL}
 
 
+def packaged() -> dict[str, Path]:
+    """The recipes of the package by name, such as `tiny/main`."""
+    folder = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
+    found = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
+
+
+def recipe_file(name: str) -> tuple[Path, str]:
+    """The file of a recipe, and what its run is called.
+
+    A name is a path, or that of a recipe in the package, also in the form `recipes/tiny/main.yaml`.
+    """
+    known, path = packaged(), Path(name)
+    bare = path.with_suffix("").as_posix().removeprefix("recipes/")
+    if not path.is_file() and bare not in known and path.suffix not in (".yaml", ".yml"):
+        raise UnknownName("recipe", name, known, listed_as="in the package")
+    path = path if path.is_file() else known.get(bare, path)
+    own = next((name for name, file in known.items() if file.resolve() == path.resolve()), path.stem)
+    return path, own.replace("/", "-")
+
+
 def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in that file; a flag that is not None wins over the key of its name, singular or plural."""
     values = read_mapping(path, "recipe", "keys such as model, policy and tasks")
@@ -127,12 +147,16 @@ def parse(
 ) -> Recipe:
     """The recipe in plain data; flags count as in `read`. Errors begin with the `source`, unless it is empty."""
     typed = _made(flags or {})
-    with _at(source, typed):
+    try:
         made = _made(values)
         for_all, forced = ({key: found.pop(key) for key in FOR_ALL if key in found} for found in (made, typed))
         made |= typed
         made["models"] = tuple(Checkpoint(**for_all | model | forced) for model in made.get("models", ()))
         return Recipe(name=name, **made)
+    except UnmaskError as error:
+        if not source or getattr(error, "name", None) in typed:  # an option that the user typed
+            raise
+        raise UnmaskError(f"{source}: {error}") from error
 
 
 def _made(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,17 +173,6 @@ def _made(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def _at(place: str, typed: Collection[str] = ()) -> Generator[None]:
-    """Errors from inside begin with the place in the recipe, unless it is empty, or a flag was typed for the option."""
-    try:
-        yield
-    except UnmaskError as error:
-        if not place or getattr(error, "name", None) in typed:
-            raise
-        raise UnmaskError(f"{place}: {error}") from error
-
-
 def _model(item: Any) -> dict[str, Any]:
     given = item if isinstance(item, dict) else {"path": item}
     check_known("key of a model", given, Checkpoint.__dataclass_fields__)
@@ -171,17 +184,15 @@ def _policy(item: Any) -> PolicyChoice:
     name = given.pop("name", None)
     if not isinstance(name, str):
         raise UnmaskError(f"a policy is a name, or a mapping with a name and parameters, got {item!r}")
-    settings = {key: given.pop(key) for key in SETTINGS if key in given}
-    with _at("policy"):
-        policies.get(policies.named(name), **given)
+    settings = {key: given.pop(key) for key in Settings.__dataclass_fields__ if key in given}
+    policies.get(policies.named(name), **given)
     return PolicyChoice(name=name, parameters=given, settings=_settings(settings))
 
 
 def _settings(item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise UnmaskError(f"settings must be a mapping or a list of mappings, got {item!r}")
-    with _at("settings"):
-        Settings.from_dict(item)
+    Settings.from_dict(item)
     return dict(item)
 
 
@@ -206,11 +217,19 @@ def expand(recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo) -> list[Cel
 def _cell(
     recipe: Recipe, checkpoint: Checkpoint, model: ModelInfo, task: str, choice: PolicyChoice, settings: dict[str, Any]
 ) -> Cell:
+    # The fields that depend on the task: what the recipe gives, else the task's own.
+    given: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
+    about: dict[str, Any] = {"batch_size": 1}  # benchmarks one by one: speed is compared
+    if task in tiny_suite.names():
+        about |= tiny_suite.describe_tiny(task, model)
+    else:
+        about |= describe_benchmark(task, model, recipe.data_dir)
+        given |= {"items": min(recipe.limit or about["items"], about["items"]), "shots": recipe.shots}
+    about |= {key: value for key, value in given.items() if value is not None}
     column = task if task in PRESET_TASKS else None
     policy = policies.resolve(policies.named(choice.name), model.preset, task=column, parameters=choice.parameters)
-    about = _of_task(recipe, task, model)
-    given, known = settings | choice.settings, model.recommended | about.pop("settings", {})
-    resolved = policies.resolve_settings(policy, model.preset, given, task=column, recommended=known).to_dict()
+    asked, known = settings | choice.settings, model.recommended | about.pop("settings", {})
+    resolved = policies.resolve_settings(policy, model.preset, asked, task=column, recommended=known).to_dict()
     resolved = {name: value for name, value in resolved.items() if name not in LATER or LATER[name] != value}
     cell = Cell(
         model=checkpoint.name,
@@ -224,17 +243,6 @@ def _cell(
         **about,
     )
     return replace(cell, paper=_follows_paper(checkpoint, cell))
-
-
-def _of_task(recipe: Recipe, task: str, model: ModelInfo) -> dict[str, Any]:
-    """The fields that depend on the task: what the recipe gives, else the task's own."""
-    given: dict[str, Any] = {"items": recipe.limit, "batch_size": recipe.batch_size}
-    if task in tiny_suite.names():
-        known = tiny_suite.describe_tiny(task, model)
-    else:
-        known = {"batch_size": 1, **describe_benchmark(task, model, recipe.data_dir)}  # one by one: speed is compared
-        given |= {"items": min(recipe.limit or known["items"], known["items"]), "shots": recipe.shots}
-    return known | {key: value for key, value in given.items() if value is not None}
 
 
 def _follows_paper(checkpoint: Checkpoint, cell: Cell) -> bool:

@@ -19,8 +19,7 @@ from warnings import warn
 
 from unmask import sandbox
 from unmask.evals import tiny_suite
-from unmask.evals.cell import Cell, ModelInfo
-from unmask.evals.digests import code_digest, records_digest, versions
+from unmask.evals.cell import Cell, ModelInfo, code_digest, records_digest, versions
 from unmask.evals.executor import WARM_UP, Executor, LocalExecutor, batches
 from unmask.evals.harness import BENCHMARKS, BenchmarkTask, questions_of
 from unmask.evals.recipe import Checkpoint, Recipe, expand
@@ -44,17 +43,6 @@ class Progress:
     status: str  # of the executor; empty: nothing to say
 
 
-@dataclass(slots=True, kw_only=True)
-class Finished:
-    """What came of a run."""
-
-    cells: list[CellFolder] = field(default_factory=list)
-    new_cells: int = 0  # how many this call brought to their end; 0 where there was nothing left to do
-    new_items: int = 0  # how many it decoded
-    reused: Counter[str] = field(default_factory=Counter)  # how many cells of which other run it reused
-    changed: list[str] = field(default_factory=list)  # of a run with nothing left to do, what has changed since
-
-
 def run(
     recipe: Recipe,
     *,
@@ -65,7 +53,7 @@ def run(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_load: Callable[[str], None] = lambda model: None,
     say: Callable[[str], None] = warn,
-) -> Finished:
+) -> Evaluation:
     """Measure the cells of the recipe that the folder lacks; with `fresh`, all of them.
 
     `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded, and
@@ -77,10 +65,14 @@ def run(
         about: dict[str, Any] = {"recipe": recipe.name, "table": recipe.table, "title": recipe.title}
         about |= {"command": command, "resolved": json.loads(json.dumps(asdict(recipe))), "versions": versions()}
         about |= {"models": known_models(out), "cells": []}
-        job = _Job(recipe, out, about, fresh, on_progress, say)
+        job = Evaluation(recipe, out, about, fresh, on_progress, say)
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
-        job.read_questions(on_hub=bool(left))
+        for task in recipe.tasks:
+            # The questions of tiny tasks come from code. Data that cannot be read is an error before a model is loaded.
+            # Our benchmarks on the hub are read only if there is something to measure.
+            if task not in tiny_suite.names() and (left or recipe.data_dir or task not in BENCHMARKS):
+                job.questions[task] = records_digest(questions_of(task, recipe.data_dir))
         stale = [
             (each.cell.model, name)
             for found in cells.values()
@@ -97,14 +89,14 @@ def run(
             finally:
                 executor.close()  # the next model needs the memory of this one
         save_run(out, job.about)
-    job.finished.cells = [folder for found in cells.values() for folder in found]
-    job.finished.changed = sorted({name for _, name in stale})
-    return job.finished
+    job.cells = [folder for found in cells.values() for folder in found]
+    job.changed = sorted({name for _, name in stale})
+    return job
 
 
 @dataclass(eq=False)
-class _Job:
-    """A recipe at work in its folder."""
+class Evaluation:
+    """A recipe at work in its folder, and what came of it."""
 
     recipe: Recipe
     out: Path
@@ -113,7 +105,11 @@ class _Job:
     on_progress: Callable[[Progress], None]
     say: Callable[[str], None]
     questions: dict[str, str] = field(default_factory=dict)  # task -> digest of its questions
-    finished: Finished = field(default_factory=Finished)
+    cells: list[CellFolder] = field(default_factory=list)
+    new_cells: int = 0  # how many this call brought to their end; 0 where there was nothing left to do
+    new_items: int = 0  # how many it decoded
+    reused: Counter[str] = field(default_factory=Counter)  # how many cells of which other run it reused
+    changed: list[str] = field(default_factory=list)  # of a run with nothing left to do, what has changed since
 
     def complete_cells(self, model: Checkpoint) -> list[CellFolder]:
         """The model's cells, if run.json knows the model and every cell is complete; else none."""
@@ -129,16 +125,6 @@ class _Job:
         self.about["cells"] += [cell.key for cell in cells]
         return found
 
-    def read_questions(self, *, on_hub: bool) -> None:
-        """Note the questions of each task, but for tiny tasks, whose questions come from code.
-
-        Data that cannot be read is an error here, before a model is loaded. Our benchmarks on the hub are read only if
-        `on_hub` says so.
-        """
-        for task in self.recipe.tasks:
-            if task not in tiny_suite.names() and (on_hub or self.recipe.data_dir or task not in BENCHMARKS):
-                self.questions[task] = records_digest(questions_of(task, self.recipe.data_dir))
-
     def digests(self, cell: Cell) -> dict[str, str]:
         """The digests of what a cell's answers depend on beside the weights."""
         found = {"code": code_digest(type(cell.decoding()[0]))}
@@ -152,7 +138,14 @@ class _Job:
             executor.check(*cell.decoding())
         here = {"versions": versions(), "device_name": info.device_name, "threads": info.threads, "warm_up": WARM_UP}
         here["weights"] = fingerprint(model.path, revision=model.revision)
-        folders = [self._open(cell, here) for cell in cells]
+        folders = []
+        for cell in cells:
+            if self.fresh:
+                shutil.rmtree(self.out / "cells" / cell.key, ignore_errors=True)
+            about = here | self.digests(cell)
+            folders.append(CellFolder.open(self.out, cell, about, self.say))
+            if differ := changed(folders[-1].about, about):
+                raise other_results(self.out, [(cell.model, name) for name in differ])
         self.about["models"][model.name] = asdict(info)
         self.about["cells"] += [cell.key for cell in cells]
         save_run(self.out, self.about)
@@ -169,26 +162,17 @@ class _Job:
                     done=done,
                     items=items,
                     share=(before + share) / models,
-                    reused=self.finished.reused.total(),
+                    reused=self.reused.total(),
                     status=executor.status,
                 )
                 self.on_progress(progress)
         return folders
 
-    def _open(self, cell: Cell, here: dict[str, Any]) -> CellFolder:
-        if self.fresh:
-            shutil.rmtree(self.out / "cells" / cell.key, ignore_errors=True)
-        about = here | self.digests(cell)
-        folder = CellFolder.open(self.out, cell, about, self.say)
-        if differ := changed(folder.about, about):
-            raise other_results(self.out, [(cell.model, name) for name in differ])
-        return folder
-
     def _measure_cell(self, executor: Executor, folder: CellFolder) -> Iterator[tuple[int, int]]:
         """Take the cell from a run beside this one, which may have finished it meanwhile, or measure it."""
         shared = self.recipe.shared or executor.shared
         if not self.fresh and (name := reuse(folder, shared=shared)):
-            self.finished.reused[name] += 1
+            self.reused[name] += 1
             return
         if shared:
             folder.note(shared=True)
@@ -196,8 +180,8 @@ class _Job:
         tiny = cell.task in tiny_suite.names()
         task = tiny_suite.TinyTask(cell, executor) if tiny else BenchmarkTask(cell, executor, self.recipe.data_dir)
         yield from measure(executor, task, folder)
-        self.finished.new_cells += 1
-        self.finished.new_items += len(folder.generations) - before
+        self.new_cells += 1
+        self.new_items += len(folder.generations) - before
 
 
 def measure(

@@ -155,14 +155,12 @@ def locked(out: Path) -> Generator[None]:
 
 def known_models(out: Path) -> dict[str, Any]:
     """The models that run.json knows, as they describe themselves."""
-    path, models = out / RUN, {}
-    if path.exists():
-        models = read_whole(path, RUN_SCHEMA).get("models")
-        try:
-            for info in models.values():
-                ModelInfo(**info)
-        except (TypeError, AttributeError) as error:
-            raise UnmaskError(f"{path} is damaged, its models are wrong: {error}; choose another --out") from error
+    models = read_whole(out / RUN, RUN_SCHEMA).get("models") if (out / RUN).exists() else {}
+    try:
+        for info in models.values():
+            ModelInfo(**info)
+    except (TypeError, AttributeError) as error:
+        raise UnmaskError(f"{out / RUN} is damaged, its models are wrong: {error}; choose another --out") from error
     return models
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from unmask import tasks
 from unmask.engine.prompts import encode_prompt
 from unmask.evals.cell import Cell, Generation, ModelInfo
-from unmask.evals.executor import Question
-from unmask.evals.prompts import TextModel
+from unmask.evals.executor import Question, TextModel
 from unmask.tasks import Item, Task
 
 ITEMS = 500
@@ -38,19 +37,18 @@ class TinyTask:
     def __init__(self, cell: Cell, model: TextModel) -> None:
         self._task = find(cell.task)
         self._items = self._task.generate(cell.seed, cell.items)
-        self.questions = [_question(number, item, model) for number, item in enumerate(self._items)]
+        self.questions = []
+        for number, item in enumerate(self._items):
+            prompt, filled_from = encode_prompt(model.spec, model.codec, item.prompt), None
+            if item.gaps:
+                filled_from = len(prompt)
+                prompt = [*prompt, *_with_gaps(item, model), model.spec.eos_id]
+            about: dict[str, Any] = {"text": item.prompt, "filled_from": filled_from, "note": {"kind": item.kind}}
+            self.questions.append(Question(id=number, prompts=(prompt,), **about))
 
     def score(self, rows: Sequence[Generation]) -> dict[int, dict[str, float]]:
         right = self._task.check_many([self._items[row.id] for row in rows], [row.text for row in rows])
         return {row.id: {"correct": float(ok)} for row, ok in zip(rows, right, strict=True)}
-
-
-def _question(number: int, item: Item, model: TextModel) -> Question:
-    prompt, note = encode_prompt(model.spec, model.codec, item.prompt), {"kind": item.kind}
-    if not item.gaps:
-        return Question(id=number, text=item.prompt, prompts=(prompt,), note=note)
-    canvas = [*prompt, *_with_gaps(item, model), model.spec.eos_id]
-    return Question(id=number, text=item.prompt, prompts=(canvas,), filled_from=len(prompt), note=note)
 
 
 def _with_gaps(item: Item, model: TextModel) -> list[int]:

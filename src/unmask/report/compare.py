@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -16,9 +17,7 @@ import numpy as np
 from unmask import policies
 from unmask.errors import UnknownName
 from unmask.policies.presets import TASKS
-from unmask.report import statistics
-from unmask.report.measured import Measured, common_items
-from unmask.report.statistics import Paired
+from unmask.report.measured import Measured, Paired, common_items, mcnemar
 from unmask.settings import Settings
 
 Cells = Sequence[Measured]
@@ -39,7 +38,7 @@ def groups(cells: Cells, key: Callable[[Measured], Any]) -> list[list[Measured]]
 
 def identity(cell: Measured, left_out: Sequence[str] = ()) -> str:
     """Everything that makes a measurement, without these fields of the cell, its policy and its settings."""
-    plain: dict[str, Any] = cell.cell.to_dict() | {"weights": cell.about.get("weights")}
+    plain: dict[str, Any] = asdict(cell.cell) | {"weights": cell.about.get("weights")}
     plain |= {part: {k: v for k, v in plain[part].items() if k not in left_out} for part in ("policy", "settings")}
     # The paper's values stand beside some settings of a sweep and not beside others.
     return json.dumps({key: value for key, value in plain.items() if key not in ("paper", *left_out)}, sort_keys=True)
@@ -120,7 +119,7 @@ def paired(cell: Measured, baseline: Measured | None) -> Paired | None:
     ids = common_items([cell, baseline])
     ours, theirs = cell.of_items("correct", ids), baseline.of_items("correct", ids)
     exact = len(ids) and np.isin([ours, theirs], (0.0, 1.0)).all()
-    return statistics.mcnemar(ours, theirs) if exact else None
+    return mcnemar(ours, theirs) if exact else None
 
 
 def changes(cell: Measured, *known: str) -> dict[str, Any]:

@@ -1,85 +1,166 @@
-"""Run folders, as `unmask eval` writes them, as numbers: rates and ratios of sums of each cell, with their intervals.
+"""A cell as numbers, and how sure they are: intervals of rates and of ratios of sums, a paired test, the area AUP.
 
-TPS is a ratio of sums, all tokens over all seconds, as the public wrappers print it; never a mean of ratios.
+TPS is a ratio of sums, all tokens over all seconds, as the public wrappers print it; never a mean of ratios. An
+interval is a pair (low, high) that holds 95 %. Resampling draws items with replacement from a fixed seed: a report made
+twice is the same.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unmask.errors import UnmaskError, check_known
-from unmask.evals.cell import TABLES, Cell
-from unmask.evals.store import CellFolder, cells_of
-from unmask.report import statistics
-from unmask.report.statistics import Estimate
+from unmask.errors import UnmaskError
+from unmask.evals.store import CellFolder
 
+RESAMPLES = 2000
+SEED = 0
+Z = 1.959963984540054  # two-sided 95 % of the normal distribution
+AUP_STEEPNESS = 3.0
+AUP_TOLERANCE = 5.0  # points of accuracy that a faster setting may lose against the slowest
 COUNTS = ("reference", "answer")  # the two ways to count tokens
 PARTS = ("model", "policy", "rest")  # of an item's seconds
 FIELDS = {"passes": "passes", "reference": "tokens_reference", "answer": "tokens_answer", "truncated": "truncated"}
 SUMMED = ("passes", "reference", "answer", "correct", "seconds")
-# The order of rows: one token a pass, then policies by age, mean-field last as in the paper. Others follow by name.
-POLICIES = ("entropy", "fixed", "margin", "random", "threshold", "factor", "eb")
-POLICIES += ("klass", "local_leap", "dawn", "dapd", "wino", "mean_field")
-TASKS = ("gsm8k", "math", "math500", "humaneval", "mbpp", "sudoku", "word_problems", "countdown", "list_functions")
-
 Sums = dict[str, Any]  # name -> the sum over all items as measured, then the sum of each resample
 
 
-@final
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number and its 95 % interval; None where there is no interval (a count, a single item)."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the interval leaves out zero. Exactly zero on every item is beyond chance as well."""
+        low, high = self.interval or (-1.0, 1.0)
+        return low > 0 or high < 0 or low == high == self.value
+
+    def to_dict(self) -> dict[str, float | None]:
+        low, high = self.interval or (None, None)
+        return {"value": self.value, "low": low, "high": high}
+
+
+def wilson(successes: float | int, n: int) -> tuple[float, float]:
+    """The interval of a rate, as fractions of one."""
+    rate, scale = successes / n, 1 + Z**2 / n
+    middle = (rate + Z**2 / (2 * n)) / scale
+    half = Z * math.sqrt(rate * (1 - rate) / n + Z**2 / (4 * n**2)) / scale
+    # The ends are exact where nothing or everything succeeds; rounding must not step over them.
+    return (0.0 if successes == 0 else middle - half), (1.0 if successes == n else middle + half)
+
+
+def sums(columns: Any) -> Any:
+    """Sums over the items of a table (items, columns): row 0 as measured, then one row for each resample.
+
+    The draws depend on the number of items alone. Two tables of the same items in the same order are drawn alike, so a
+    statistic of the sums of both is a paired comparison.
+    """
+    columns = np.asarray(columns, dtype=np.float64)
+    return np.vstack([columns.sum(0), _draws(len(columns)) @ columns])
+
+
+def estimate(values: Any) -> Estimate | None:
+    """The first value, with the interval of the others: one value for each row of `sums`. None if it is not finite."""
+    values = np.asarray(values)
+    if not np.isfinite(values[0]):
+        return None
+    resampled = values[1:][np.isfinite(values[1:])]
+    low, high = np.percentile(resampled, [2.5, 97.5]) if len(resampled) else (0.0, 0.0)
+    return Estimate(value=float(values[0]), interval=(float(low), float(high)) if len(resampled) else None)
+
+
+class Paired(NamedTuple):
+    """A cell and its baseline: items that only one of them solves, and how likely such a split is by chance."""
+
+    only_this: int
+    only_baseline: int
+    p: float
+
+
+def mcnemar(correct: Any, baseline: Any) -> Paired:
+    """The exact two-sided test of McNemar: between equal policies each disagreement falls either way like a coin."""
+    ours, theirs = np.asarray(correct, dtype=bool), np.asarray(baseline, dtype=bool)
+    won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    # Whole numbers up to the last division: the probabilities of 5,000 coins are below what a float can hold.
+    ways = sum(math.comb(won + lost, k) for k in range(min(won, lost) + 1))
+    return Paired(won, lost, p=min(1.0, 2 * ways / 2 ** (won + lost)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The same p-values, corrected for their number by Holm's step-down method."""
+    p = np.asarray(p_values, dtype=np.float64)
+    order, corrected = np.argsort(p, kind="stable"), np.empty_like(p)
+    corrected[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
+    return corrected.tolist()
+
+
+def aup(speed: Any, accuracy: Any, best: Any) -> tuple[Any, Any]:
+    """Accuracy under parallelism of many curves at once (curves, points), and which of their points count.
+
+    Speed is in tokens per pass, accuracy in percent; `best` (curves,) is the best accuracy of any method compared on
+    the task. The slowest point counts in full. From there on, the area under the accuracy counts, weighted by how near
+    to the best it is. A point that loses more than five points of accuracy against the slowest does not count.
+    """
+    # Of two equally slow points the better one is the slowest: the result must not depend on their order.
+    order = np.lexsort((-accuracy, speed), axis=-1)
+    slowest = np.take_along_axis(accuracy, order[:, :1], -1)
+    # Half a billionth of a point forgives the rounding of a loss of exactly five.
+    kept = accuracy >= slowest - AUP_TOLERANCE - 5e-10
+    share = np.divide(accuracy, best[:, None], out=np.ones_like(accuracy), where=best[:, None] > 0)
+    height = accuracy * np.minimum(np.exp(-AUP_STEEPNESS * (1 - share)), 1.0)
+    # A point that does not count repeats the one before it, and so adds a strip without width.
+    counting = np.where(np.take_along_axis(kept, order, -1), np.arange(order.shape[1]), 0)
+    order = np.take_along_axis(order, np.maximum.accumulate(counting, -1), -1)
+    speed, height = np.take_along_axis(speed, order, -1), np.take_along_axis(height, order, -1)
+    strips = 0.5 * np.diff(speed) * (height[:, 1:] + height[:, :-1])
+    return np.concatenate([speed[:, :1] * slowest, strips], -1).sum(-1), kept
+
+
+@lru_cache(maxsize=2)
+def _draws(items: int) -> Any:
+    """How often each item is drawn in each resample, (resamples, items)."""
+    chosen = np.random.default_rng(SEED).integers(items, size=(RESAMPLES, items))
+    flat = (chosen + items * np.arange(RESAMPLES)[:, None]).ravel()
+    return np.bincount(flat, minlength=RESAMPLES * items).reshape(RESAMPLES, items).astype(np.float64)
+
+
 class Measured:
     """A cell with its finished items. An item is finished when it is decoded and scored; items are sorted by id."""
 
-    run: str
-    cell: Cell
-    about: dict[str, Any] = field(default_factory=dict)
-    ids: tuple[int, ...] = ()
-    complete: bool = False
-    columns: dict[str, Any] = field(default_factory=dict)  # a number per item: FIELDS, PARTS, 'seconds' and 'correct'
-    scores: dict[str, Any] = field(default_factory=dict)  # a number per item
-
-    @property
-    def done(self) -> int:
-        return len(self.ids)
-
-    @property
-    def items(self) -> int | str:
-        """The number of finished items, with the number asked for where some are missing."""
-        return self.done if self.complete else f"{self.done} of {self.cell.items or '?'}"
-
-    @property
-    def policy(self) -> str:
-        return self.cell.policy["name"]
-
-    @property
-    def model(self) -> str:
-        return self.cell.model.rstrip("/").rsplit("/", 1)[-1]
-
-    @property
-    def timed(self) -> bool:
-        """Whether the times mean anything: other work on the device spoils them."""
-        return not self.about.get("shared")
-
-    @property
-    def own_time(self) -> bool:
-        """Whether every item was timed by itself. Items of a batch share its time: resampling them says nothing."""
-        return self.cell.batch_size == 1
-
-    @property
-    def device(self) -> str:
-        return str(self.about.get("device_name") or self.cell.device)
-
-    @property
-    def speed_key(self) -> tuple[Any, ...]:
-        """What must be equal for two speeds to be comparable within a run."""
-        return self.cell.device, self.device, self.cell.dtype, self.cell.batch_size
+    def __init__(self, run: str, folder: CellFolder) -> None:
+        self.run, self.cell, self.about = run, folder.cell, folder.about
+        self.ids = tuple(sorted(folder.generations.keys() & folder.scores.keys()))
+        self.done = len(self.ids)
+        self.complete = folder.complete and self.done > 0
+        # The number of finished items, with the number asked for where some are missing.
+        self.items = self.done if self.complete else f"{self.done} of {self.cell.items or '?'}"
+        self.policy: str = self.cell.policy["name"]
+        self.model = self.cell.model.rstrip("/").rsplit("/", 1)[-1]
+        self.device = str(self.about.get("device_name") or self.cell.device)
+        self.timed = not self.about.get("shared")  # other work on the device spoils times
+        self.own_time = self.cell.batch_size == 1  # items of a batch share its time: resampling them says nothing
+        # What must be equal for two speeds to be comparable within a run.
+        self.speed_key = self.cell.device, self.device, self.cell.dtype, self.cell.batch_size
+        items = [folder.generations[number] for number in self.ids]
+        scores = [folder.scores[number] for number in self.ids]
+        names = sorted(set.intersection(*map(set, scores))) if scores else [self.cell.headline]
+        if self.cell.headline not in names:
+            raise UnmaskError(f"{folder.folder} has items without the score {self.cell.headline!r} of its table")
+        # A number per item: the scores by name; FIELDS, PARTS, 'seconds' and 'correct'.
+        self.scores: dict[str, Any] = {name: np.array([found[name] for found in scores], float) for name in names}
+        columns = {name: [getattr(item, of_item) for item in items] for name, of_item in FIELDS.items()}
+        columns |= {part: [item.seconds.get(part, 0.0) for item in items] for part in PARTS}
+        self.columns: dict[str, Any] = {name: np.array(column, float) for name, column in columns.items()}
+        self.columns["seconds"] = sum(self.columns[part] for part in PARTS)
+        self.columns["correct"] = self.scores[self.cell.headline]
 
     def of_items(self, name: str, ids: Sequence[int]) -> Any:
         """A column for these items only."""
@@ -91,8 +172,8 @@ class Measured:
         if not self.done:
             return None
         if not np.isin(scores, (0.0, 1.0)).all():
-            return statistics.estimate(100 * statistics.sums(scores[:, None])[:, 0] / self.done)
-        low, high = statistics.wilson(int(scores.sum()), self.done)
+            return estimate(100 * sums(scores[:, None])[:, 0] / self.done)
+        low, high = wilson(int(scores.sum()), self.done)
         return Estimate(value=float(100 * scores.mean()), interval=(100 * low, 100 * high))
 
     def passes(self) -> Estimate | None:
@@ -118,24 +199,6 @@ class Measured:
         return Estimate(value=found.value) if found and of_time and not self.own_time else found
 
 
-def measured(run: str, folder: CellFolder) -> Measured:
-    """The numbers of a cell's folder."""
-    cell, scores = folder.cell, folder.scores
-    ids = tuple(sorted(folder.generations.keys() & scores.keys()))
-    items = [folder.generations[number] for number in ids]
-    names = sorted(set.intersection(*(set(scores[number]) for number in ids))) if ids else [cell.headline]
-    if cell.headline not in names:
-        raise UnmaskError(f"{folder.folder} has items without the score {cell.headline!r} that its table shows")
-    by_name = {name: np.array([scores[number][name] for number in ids], float) for name in names}
-    columns: dict[str, Any] = {
-        name: np.array([getattr(item, of_item) for item in items], float) for name, of_item in FIELDS.items()
-    }
-    columns |= {part: np.array([item.seconds.get(part, 0.0) for item in items], float) for part in PARTS}
-    columns |= {"seconds": sum(columns[part] for part in PARTS), "correct": by_name[cell.headline]}
-    complete = folder.complete and len(ids) > 0
-    return Measured(run=run, cell=cell, about=folder.about, ids=ids, complete=complete, columns=columns, scores=by_name)
-
-
 def common_items(cells: Sequence[Measured]) -> tuple[int, ...]:
     """The ids of the items that all of the cells have finished."""
     return tuple(sorted(set.intersection(*(set(cell.ids) for cell in cells))))
@@ -150,67 +213,11 @@ def common_sums(cells: Sequence[Measured]) -> list[Sums]:
 @lru_cache(maxsize=1024)
 def _sums(cell: Measured, ids: tuple[int, ...]) -> Sums:
     table = np.column_stack([cell.of_items(name, ids) for name in SUMMED])
-    return dict(zip(SUMMED, statistics.sums(table).T, strict=True)) | {"items": float(len(table))}
+    return dict(zip(SUMMED, sums(table).T, strict=True)) | {"items": float(len(table))}
 
 
 def estimate_of(statistic: Callable[..., Any], *cells: Measured) -> Estimate | None:
     """A statistic of the cells' sums over the items that all of them have finished, with its paired interval."""
     sums = common_sums(cells)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return statistics.estimate(statistic(*sums)) if sums else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
-    """A run folder: which table it is for, and its cells."""
-
-    name: str
-    table: str
-    title: str | None
-    command: str
-    cells: list[Measured]
-
-
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs at these paths, each once, in the order given. A folder of runs stands for the runs in it."""
-    folders = list(dict.fromkeys(folder for path in paths for folder in _run_folders(path.resolve())))
-    names = [folder.name for folder in folders]
-    # Runs with the same name have that of their parent folder in front.
-    runs = [_read(f, f"{f.parent.name}/{f.name}" if names.count(f.name) > 1 else f.name) for f in folders]
-    if not any(cell.done for run in runs for cell in run.cells):
-        raise UnmaskError(f"no finished items yet in {', '.join(str(folder) for folder in folders)}")
-    return runs
-
-
-def _run_folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise UnmaskError(f"no run at {path}: not a folder")
-    inside = [path] if (path / "cells").is_dir() else sorted(cells.parent for cells in path.glob("*/cells/"))
-    if not inside:
-        raise UnmaskError(f"{path} is not a run: it has no folder 'cells', as `unmask eval --out {path.name}` makes it")
-    return inside
-
-
-def _read(folder: Path, name: str) -> Run:
-    path = folder / "run.json"
-    try:
-        about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        # A recipe that grew in its folder leaves the cells of a smaller one behind.
-        wanted = about.get("cells")
-        cells = [measured(name, found) for found in cells_of(folder) if not wanted or found.folder.name in wanted]
-    except UnmaskError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UnmaskError(f"cannot read the run {folder}: {error}") from error
-    table, command = about.get("table") or "main", str(about.get("command") or "")
-    check_known(f"table in {path}", [table], TABLES)
-    return Run(name=name, table=table, title=about.get("title"), command=command, cells=sorted(cells, key=_order))
-
-
-def _order(cell: Measured) -> tuple[Any, ...]:
-    asked = cell.cell
-    rank = POLICIES.index(cell.policy) if cell.policy in POLICIES else len(POLICIES)
-    task = next((at for at, name in enumerate(TASKS) if asked.task.startswith(name)), len(TASKS))
-    values = [*asked.policy.values(), asked.settings.get("block_size")]
-    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
-    return asked.model, task, asked.task, rank, cell.policy, numbers
+        return estimate(statistic(*sums)) if sums else None

@@ -20,8 +20,7 @@ import yaml
 from unmask import policies
 from unmask.report import compare
 from unmask.report.compare import BASELINE, FULL, NONE, ONE_SHOT, UNIFORM, Cells, value_of
-from unmask.report.measured import Measured, estimate_of
-from unmask.report.statistics import Estimate
+from unmask.report.measured import Estimate, Measured, estimate_of
 from unmask.report.table import Column, Row, Table, printed
 
 SETTINGS = {"max_tokens": 256, "block_size": 32, "temperature": 0.0, "top_p": 1.0}

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from unmask.report import compare
 from unmask.report.compare import Cells, baseline_of, changes, groups, labels, value_of, with_parameters
-from unmask.report.measured import Measured
-from unmask.report.statistics import Estimate
+from unmask.report.measured import Estimate, Measured
 from unmask.report.studies import STUDIES, curves, file_name
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unmask.report import compare, paper, statistics, tables
+from unmask.report import compare, paper, tables
 from unmask.report.compare import Cells, baseline_of, changes, groups, labels, questions, value_of, with_parameters
-from unmask.report.measured import Measured, common_sums
-from unmask.report.statistics import Estimate
+from unmask.report.measured import Estimate, Measured, aup, common_sums, estimate
 from unmask.report.table import Column, Row, Table, number_of
 from unmask.report.tables import COMPARED, DETAILS, RESULTS, SPEED, SUMMARY, Sections, row_of, weights_of
 
@@ -49,11 +48,11 @@ def curves(cells: Cells) -> list[Curve]:
         line = sorted(same, key=lambda cell: -cell.columns["passes"].mean())
         points = [np.column_stack([values[cell] for cell in line]) for values in (speed, accuracy)]
         # Every resample is a table of its own, with its own best accuracy and its own points that do not count.
-        area, kept = statistics.aup(*points, np.max(list(accuracy.values()), axis=0))
+        area, kept = aup(*points, np.max(list(accuracy.values()), axis=0))
         dropped = [cell for cell, counts in zip(line, kept[0], strict=True) if not counts]
         first, *others = [changes(cell) for cell in line]
         common = {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
-        found.append(Curve(with_parameters(line[0].policy, common), line, statistics.estimate(area), dropped))
+        found.append(Curve(with_parameters(line[0].policy, common), line, estimate(area), dropped))
     return found
 
 
@@ -112,8 +111,8 @@ def _variant(kind: str, name: str, cell: Measured, pool: Cells, knob: str = "") 
 
 def _ablation(same: Cells, pool: Cells) -> Sections:
     """Mean-field without its parts."""
-    found = [variants.items() for variants in compare.ablations(same, pool)]
-    return [[_variant("ablation", name, cell, pool) for name, cell in variants] for variants in found]
+    found = compare.ablations(same, pool)
+    return [[_variant("ablation", *named, pool) for named in variants.items()] for variants in found]
 
 
 def _sensitivity(same: Cells, pool: Cells) -> Sections:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from unmask.report.statistics import Estimate
+from unmask.report.measured import Estimate
 
 NOTHING = "–"
 LONG = 30  # letters; a LaTeX column of longer texts is broken into lines

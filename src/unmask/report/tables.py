@@ -7,15 +7,14 @@ Where other work shared the device there are no speeds: such a table shows how m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from unmask.report.compare import Cells, baseline_of, paired, questions, value_of
-from unmask.report.measured import COUNTS, PARTS, Measured, estimate_of
-from unmask.report.statistics import Estimate, holm
+from unmask.report.measured import COUNTS, PARTS, Estimate, Measured, estimate_of, holm
 from unmask.report.table import Column, Row, Table, Value
 
 COARSE = 100  # a table with fewer items is marked as coarse, and marks no best value
@@ -220,7 +219,7 @@ def cell_record(cell: Measured, pool: Cells) -> dict[str, Any]:
     row = row_of(cell, baseline=baseline_of(cell, pool))
     baseline, test = row.pop("baseline"), row.pop("paired")
     record = {key: value.to_dict() if isinstance(value, Estimate) else value for key, value in row.items()}
-    record |= {"cell": cell.cell.to_dict(), "done": cell.done, "complete": cell.complete, "shared": not cell.timed}
+    record |= {"cell": asdict(cell.cell), "done": cell.done, "complete": cell.complete, "shared": not cell.timed}
     record["accuracy"] = {name: (one := cell.accuracy(name)) and one.to_dict() for name in cell.scores}
     record["seconds"] = {part: float(cell.columns[part].sum()) for part in PARTS} if cell.timed else None
     record["paired"] = test and test._asdict()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import ClassVar, Protocol, runtime_checkable
 
-from unmask.errors import UnknownName
+from unmask.errors import check_known
 from unmask.registry import Registry
 
 TEST_SHARE = 1 / 8
@@ -61,8 +61,7 @@ def draw_items(
     name: str, seed: int, n: int, split: str, draw: Callable[[random.Random], tuple[str, Item]]
 ) -> list[Item]:
     """The first `n` different items on the wanted side; `draw` gives canonical content and item."""
-    if split not in ("train", "test"):
-        raise UnknownName("split", split, ["train", "test"])
+    check_known("split", [split], ["train", "test"])
     rng = random.Random(f"{name}/{split}/{seed}")
     items: dict[str, Item] = {}
     while len(items) < n:

@@ -8,6 +8,7 @@ renaming of digits, so the solution of a test board never occurs in training, wh
 from __future__ import annotations
 
 import random
+from itertools import count
 from typing import ClassVar
 
 from unmask.tasks.base import Item, Task, draw_items, tasks
@@ -35,14 +36,11 @@ class Sudoku(Task):
     block_size: ClassVar[int] = 82
 
     def generate(self, seed: int, n: int, split: str = "test") -> list[Item]:
-        grid: list[int] = []
-        uses = 0
+        grid, uses = list[int](), count()
 
         def draw(rng: random.Random) -> tuple[str, Item]:
-            nonlocal grid, uses
-            if uses % VARIANTS == 0:
-                grid = solved_grid(rng)
-            uses += 1
+            if next(uses) % VARIANTS == 0:
+                grid[:] = solved_grid(rng)
             board = shuffled(grid, rng)
             holes = set(rng.sample(_CELLS, rng.randint(*HOLES)))
             givens = "".join("0" if cell in holes else str(board[cell]) for cell in _CELLS)

@@ -3,7 +3,7 @@
 Prompt: `Problem: ` and the story with its question. Answer: the worked steps, one short sentence with one equation
 each, then `#### ` and the number, which alone is checked. A story gets names, objects, numbers, one of several wordings
 for each sentence, and sometimes a sentence that has nothing to do with the question. The split is by story and numbers,
-so the same calculation in other words stays on its side. Stories live in `stories_*.py`, in this notation:
+so the same calculation in other words stays on its side. Stories live in `stories.py`, in this notation:
 
     rope: k=2..9, l=3..25, c=5..60 by 5, n=k*l, a=n+c
       from a rope of {a} meters {A} uses {c}. | {A} has {a} meters of rope and cuts off {c}.
@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
 from typing import ClassVar
 
-from unmask.tasks import stories_at_home, stories_away
+from unmask.tasks import stories
 from unmask.tasks.base import NUMBERS, Item, Task, draw_items, tasks
 
 PROMPT = "Problem: "
@@ -54,44 +53,30 @@ _NAME = re.compile(r"[a-z]")
 _FINAL = re.compile(r"####\s*\$?\s*(-?[0-9][0-9,]{0,15})(?:\.0{1,9})?(?!\.?[0-9])")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One template."""
+    """One template, read from its lines in the notation."""
 
-    name: str
-    numbers: dict[str, range | str]
-    told: list[list[str]]  # the wordings of each sentence
-    asked: list[str]  # the wordings of the question
-    steps: list[tuple[str, str, str]]  # a result's name, its formula, and its sentence with `{}` for the equation
+    def __init__(self, text: str) -> None:
+        head, *lines = text.split("\n  ")
+        self.name, numbers = head.split(": ")
+        self.numbers: dict[str, range | str] = {}  # a range to draw from, or a formula
+        for entry in numbers.split(", "):
+            low, dots, rest = entry[2:].partition("..")
+            high, _, step = rest.partition(" by ")
+            self.numbers[entry[0]] = range(int(low), int(high) + 1, int(step or 1)) if dots else entry[2:]
+        self.told = [line.split(" | ") for line in lines if line[0] not in "?>"]  # the wordings of each sentence
+        self.asked = next(line[2:].split(" | ") for line in lines if line.startswith("? "))
+        steps = " ".join(line for line in lines if line.startswith("> "))[2:].split(" > ")
+        # Of each step: the name of its result, the formula, and the sentence with `{}` for the equation.
+        self.steps = [(*_EQUATION.findall(step)[0], _EQUATION.sub("{}", step)) for step in steps]
 
 
 def parse(text: str) -> list[Story]:
     """The stories of a text in the notation."""
-    return [_story(block) for block in re.split(r"\n+(?=\S)", text.strip().replace("\n  | ", " | "))]
+    return [Story(block) for block in re.split(r"\n+(?=\S)", text.strip().replace("\n  | ", " | "))]
 
 
-def _story(block: str) -> Story:
-    head, *lines = block.split("\n  ")
-    name, numbers = head.split(": ")
-    steps = " ".join(line for line in lines if line.startswith("> "))[2:].split(" > ")
-    return Story(
-        name=name,
-        numbers={entry[0]: _range_or_formula(entry[2:]) for entry in numbers.split(", ")},
-        told=[line.split(" | ") for line in lines if line[0] not in "?>"],
-        asked=next(line[2:].split(" | ") for line in lines if line.startswith("? ")),
-        steps=[(*_EQUATION.findall(step)[0], _EQUATION.sub("{}", step)) for step in steps],
-    )
-
-
-def _range_or_formula(text: str) -> range | str:
-    low, dots, rest = text.partition("..")
-    if not dots:
-        return text
-    high, _, step = rest.partition(" by ")
-    return range(int(low), int(high) + 1, int(step or 1))
-
-
-STORIES = parse(stories_at_home.STORIES + stories_away.STORIES)
+STORIES = parse(stories.STORIES)
 
 
 @tasks.register("word_problems")
@@ -120,16 +105,19 @@ def _tell(rng: random.Random) -> tuple[str, Item]:
     story = rng.choice(STORIES)
     while (values := _draw_numbers(story, rng)) is None:
         pass
-    words = _draw_words(rng)
+    (first, kind), (second, _) = rng.sample(PEOPLE, 2)
+    goods, other = rng.sample(GOODS, 2)
+    words = {"A": first, "B": second, "goods": goods, "other": other, **PRONOUNS[kind]}
+    words |= {"food": rng.choice(FOOD), "fruit": rng.choice(FRUIT)}
     told = [_sentence(rng.choice(wordings), words, values, rng) for wordings in story.told]
     if rng.random() < DISTRACTED:
         values["odd"] = rng.randint(2, 60)
         told.insert(rng.randint(0, len(told)), _sentence(rng.choice(DISTRACTIONS), words, values, rng))
     told.append(_sentence(rng.choice(story.asked), words, values, rng))
-    steps = [
-        _sentence(text.replace("{}", f"{_with_values(formula, values)}={values[name]}"), words, values, rng)
-        for name, formula, text in story.steps
-    ]
+    steps = []
+    for name, formula, text in story.steps:
+        equation = f"{_NAME.sub(lambda match: str(values[match[0]]), formula)}={values[name]}"
+        steps.append(_sentence(text.replace("{}", equation), words, values, rng))
     result = values[story.steps[-1][0]]
     numbers = ",".join(str(values[name]) for name in story.numbers)
     item = Item(prompt=PROMPT + " ".join(told), answer="\n".join([*steps, f"#### {result}"]), kind=story.name)
@@ -148,10 +136,6 @@ def _draw_numbers(story: Story, rng: random.Random) -> dict[str, int] | None:
     return values
 
 
-def _with_values(formula: str, values: dict[str, int]) -> str:
-    return _NAME.sub(lambda match: str(values[match[0]]), formula)
-
-
 def _sentence(text: str, words: dict[str, str], values: dict[str, int], rng: random.Random) -> str:
     """The text with its slots filled and a capital at its start."""
     filled = _SLOT.sub(lambda slot: words.get(slot[2]) or _number(*slot.groups(), values, rng), text)
@@ -164,10 +148,3 @@ def _number(currency: str, name: str, percent: str, values: dict[str, int], rng:
     if not currency and not percent and value <= 12 and rng.random() < SPELLED:
         return "a dozen" if value == 12 and rng.random() < 0.5 else NUMBERS[value]
     return f"{currency}{value:,}{percent}"
-
-
-def _draw_words(rng: random.Random) -> dict[str, str]:
-    (first, kind), (second, _) = rng.sample(PEOPLE, 2)
-    goods, other = rng.sample(GOODS, 2)
-    eaten = {"food": rng.choice(FOOD), "fruit": rng.choice(FRUIT)}
-    return {"A": first, "B": second, "goods": goods, "other": other, **eaten, **PRONOUNS[kind]}

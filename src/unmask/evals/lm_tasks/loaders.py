@@ -75,10 +75,16 @@ BENCHMARKS = {
 def records(task: str, data_dir: str | Path | None, split: str = "test") -> list[Row]:
     """The records of a benchmark, in the same order from every source."""
     known = BENCHMARKS[task]
-    if data_dir is None:
-        rows = [row for config in known.configs for row in _hub(known.hub, config, split)]
-    else:
+    if data_dir is not None:
         rows = _local(data_dir, known.file.format(split=split), known.fields)
+    else:
+        import datasets
+
+        try:
+            rows = [row for config in known.configs for row in datasets.load_dataset(known.hub, config, split=split)]
+        except Exception as error:  # connections, missing files and settings all have types of their own
+            wrong = f"{known.hub} cannot be read from the hub ({one_line(error)})"
+            raise UnmaskError(f"{wrong}; local files: --data-dir DIR") from error
     if task == "math":  # in an order that mixes the subjects, so that a limit is fair
         rows.sort(key=lambda row: hashlib.blake2b(row["problem"].encode(), digest_size=8).digest())
     if task == "mbpp":
@@ -91,13 +97,12 @@ def splits(*, task: str, data_dir: str | Path | None = None, **_: Any) -> Any:
     """The splits as lm-eval wants them, name -> Dataset, with only the fields that prompts and scores need."""
     from datasets import Dataset
 
-    known = BENCHMARKS[task]
-
-    def dataset(split: str) -> Dataset:
+    known, found = BENCHMARKS[task], {}
+    for split in filter(None, ("test", known.shot_split)):
         rows = records(task, data_dir, split)
-        return Dataset.from_list([{key: row.get(key) for key in (*known.fields, *known.optional)} for row in rows])
-
-    return {split: dataset(split) for split in ("test", known.shot_split) if split}
+        keys = (*known.fields, *known.optional)
+        found[split] = Dataset.from_list([{key: row.get(key) for key in keys} for row in rows])
+    return found
 
 
 def _local(data_dir: str | Path, name: str, fields: tuple[str, ...]) -> list[Row]:
@@ -114,28 +119,15 @@ def _local(data_dir: str | Path, name: str, fields: tuple[str, ...]) -> list[Row
         raise UnmaskError(f"{path} cannot be read: {error}") from error
     if not lines:
         raise UnmaskError(f"{path} has no records")
-    return [_record(place, line, fields) for place, line in lines]
-
-
-def _record(place: str, line: str, fields: tuple[str, ...]) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UnmaskError(f"{place}: is not JSON: {error}") from error
-    if missing := [field for field in fields if not isinstance(row, dict) or field not in row]:
-        raise UnmaskError(f"{place}: has no {', '.join(missing)}")
-    return row
-
-
-def _hub(name: str, config: str | None, split: str) -> list[Row]:
-    import datasets
-
-    try:
-        return list(datasets.load_dataset(name, config, split=split))
-    except Exception as error:  # connections, missing files and settings all have types of their own
-        raise UnmaskError(
-            f"{name} cannot be read from the hub ({one_line(error)}); local files: --data-dir DIR"
-        ) from error
+    rows = []
+    for place, line in lines:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UnmaskError(f"{place}: is not JSON: {error}") from error
+        if missing := [field for field in fields if not isinstance(rows[-1], dict) or field not in rows[-1]]:
+            raise UnmaskError(f"{place}: has no {', '.join(missing)}")
+    return rows
 
 
 @contextmanager
