@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unmask import __version__, policies
-from unmask.cache import Cache, cache_for
+from unmask.cache.kinds import Cache, cache_for
 from unmask.device import widest_float
 from unmask.engine.canvas import Canvas
 from unmask.engine.text import Ending
@@ -78,7 +78,7 @@ class Plan:
             whole="sequence_logits" in self.needs,
             shadow="shadow" in self.needs,
             attention_layers=layers(self.spec.n_layers) if "attention" in self.needs else None,
-            drift=self.settings.tolerated_drift if self.cache.kind in ("prefix", "dual") else None,
+            drift=self.settings.refresh_rule()[1] if self.cache.kind in ("prefix", "dual") else None,
             block_size=self.block_size if self.spec.causal else None,
             verify=self.settings.verify,
         )

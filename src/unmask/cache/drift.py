@@ -1,47 +1,14 @@
-"""When the cache of a row is refreshed: every few blocks, or when the row's states have drifted too far."""
+"""How far the states of a row have drifted since its last refresh, for caches that are refreshed by drift."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.cache.base import PassPlan, RowState
+from unmask.cache.base import PassPlan
 from unmask.device import on_device
-
-
-@dataclass(frozen=True, slots=True)
-class EveryBlocks:
-    """A refresh in the first pass of every `count`-th block."""
-
-    count: int
-
-    def due(self, row: RowState) -> bool:
-        return row.block_step == 0 and self.opens(row)
-
-    def opens(self, row: RowState) -> bool:
-        """Whether the first pass over the row's block is a refresh by this rule, whatever comes."""
-        return row.spans_before % self.count == 0
-
-
-@dataclass(frozen=True, slots=True)
-class OnDrift:
-    """A refresh when the states of open positions are further than `tolerated` from those of the last refresh."""
-
-    tolerated: float  # mean of 1 - cosine
-
-    def due(self, row: RowState) -> bool:
-        return row.stale
-
-    def opens(self, row: RowState) -> bool:
-        return False
-
-
-Refresh: TypeAlias = EveryBlocks | OnDrift
 
 
 class DriftStates:
@@ -52,7 +19,7 @@ class DriftStates:
     """
 
     def __init__(self, tolerated: float, *, slots: int, length: int) -> None:
-        self.tolerated, self.slots, self.length = tolerated, slots, length
+        self.tolerated, self.slots, self.length = tolerated, slots, length  # tolerated: mean of 1 - cosine
         self._states: Tensor | None = None  # (slots, length, w)
 
     def drifted(
