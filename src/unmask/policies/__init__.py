@@ -6,6 +6,7 @@ from unmask.policies.base import decide as decide
 from unmask.policies.base import describe as describe
 from unmask.policies.base import get as get
 from unmask.policies.base import is_pure as is_pure
+from unmask.policies.base import joined_state as joined_state
 from unmask.policies.base import most_commits as most_commits
 from unmask.policies.base import name_of as name_of
 from unmask.policies.base import names as names
@@ -13,16 +14,13 @@ from unmask.policies.base import needs_of as needs_of
 from unmask.policies.base import owner_of as owner_of
 from unmask.policies.base import register as register
 from unmask.policies.base import remasks as remasks
+from unmask.policies.base import state_of as state_of
 from unmask.policies.base import with_progress as with_progress
-from unmask.policies.credit import Credit as Credit
-from unmask.policies.dapd import Dapd as Dapd
-from unmask.policies.dawn import Dawn as Dawn
+from unmask.policies.dependence import Dapd as Dapd
+from unmask.policies.dependence import Dawn as Dawn
 from unmask.policies.from_file import named as named
 from unmask.policies.joint import Joint as Joint
-from unmask.policies.klass import Klass as Klass
 from unmask.policies.mean_field import MeanField as MeanField
-from unmask.policies.memory import joined_state as joined_state
-from unmask.policies.memory import state_of as state_of
 from unmask.policies.presets import preset as preset
 from unmask.policies.presets import preset_settings as preset_settings
 from unmask.policies.presets import resolve as resolve
@@ -37,6 +35,8 @@ from unmask.policies.schedule import Entropy as Entropy
 from unmask.policies.schedule import Fixed as Fixed
 from unmask.policies.schedule import Margin as Margin
 from unmask.policies.schedule import Random as Random
+from unmask.policies.steadiness import Credit as Credit
+from unmask.policies.steadiness import Klass as Klass
 from unmask.policies.thresholds import EB as EB
 from unmask.policies.thresholds import Bound as Bound
 from unmask.policies.thresholds import ContextThreshold as ContextThreshold

@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unmask.policies.base import Base, Decision, StepView, parameter, policy, require
-from unmask.policies.memory import carried
+from unmask.policies.base import Base, Decision, StepView, carried, parameter, policy, require
 from unmask.policies.scores import confidence, decoded, eligible, likeliest, standing, standing_tokens
 from unmask.rules.selection import best_scored, rank_of
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from unmask import rules
 from unmask.errors import UnmaskError
 from unmask.policies import scores
-from unmask.policies.base import Base, Decision, StepView, parameter, policy
-from unmask.policies.memory import carried
+from unmask.policies.base import Base, Decision, StepView, carried, parameter, policy
 from unmask.policies.scores import confidence, eligible, probability_gap
 from unmask.rules.selection import best_scored
 
