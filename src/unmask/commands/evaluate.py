@@ -111,7 +111,7 @@ def report(
 
 def policies(as_json: bool = flags.JSON) -> None:
     """List the installed policies with their parameters and defaults."""
-    from unmask.policies.listing import installed
+    from unmask.policies.presets import installed
 
     rows = installed()
     if as_json:

@@ -148,7 +148,7 @@ class Batch:
         newcomers, self.reserved = self.reserved, []
         longest = max((request.canvas.length for _, request in newcomers), default=0)
         for number, request in newcomers:
-            self._join(self._row(number, request), rows=scheduler.rows, longest=longest)
+            self._join(number, request, rows=scheduler.rows, longest=longest)
         for call in self.calls:
             call.take_in()
 
@@ -173,24 +173,24 @@ class Batch:
 
     def _fits(self, request: Request) -> bool:
         """Whether a storage in use has room for the request, or another storage may be borrowed."""
-        if request.plan.call_kind.cache == "none":
-            return True
-        return any(_holds(lease, request) for lease in self.leases) or len(self.leases) < _MOST_LEASES
+        kind = request.plan.call_kind
+        return kind.cache == "none" or self._lease_for(request) is not None or len(self.leases) < _MOST_LEASES
 
-    def _row(self, number: int, request: Request) -> Row:
-        if request.plan.spec is not self.spec:
-            raise UnmaskError("a request was made by another generator than the one that decodes it")
-        generator = torch.Generator(self.device).manual_seed(request.plan.settings.seed)
-        return Row(number=number, request=request, generator=generator)
+    def _lease_for(self, request: Request) -> Lease | None:
+        length, guided = request.canvas.length, request.plan.call_kind.guided
+        return next((lease for lease in self.leases if lease.holds(length, guided=guided)), None)
 
-    def _join(self, row: Row, *, rows: int, longest: int) -> None:
-        """Put a row into a group that takes it, within a call of its kind; make the group and the call if need be.
+    def _join(self, number: int, request: Request, *, rows: int, longest: int) -> None:
+        """Put a request into a group that takes it, within a call of its kind; make the group and the call if need be.
 
         New storage has room for `rows` rows, each as long as the `longest` newcomer.
         """
-        kind, request = row.plan.call_kind, row.request
-        lease = None if kind.cache == "none" else self._lease_for(request, rows, longest)
-        row.slot = 0 if lease is None else lease.take()
+        kind, lease = request.plan.call_kind, None
+        if request.plan.spec is not self.spec:
+            raise UnmaskError("a request was made by another generator than the one that decodes it")
+        if kind.cache != "none" and (lease := self._lease_for(request)) is None:
+            lease = Lease(self.pool, rows=rows, length=longest, guided=kind.guided)
+            self.leases.append(lease)
         call = next((call for call in self.calls if call.kind == kind and call.lease is lease), None)
         if call is None:
             call = Call(kind, lease, self.device)
@@ -199,17 +199,6 @@ class Batch:
         if group is None:
             group = Group.empty(request, self.device)
             call.groups.append(group)
-        group.newcomers.append(row)
-
-    def _lease_for(self, request: Request, rows: int, longest: int) -> Lease:
-        lease = next((lease for lease in self.leases if _holds(lease, request)), None)
-        if lease is None:
-            lease = Lease(self.pool, rows=rows, length=longest, guided=request.plan.call_kind.guided)
-            self.leases.append(lease)
-        return lease
-
-
-def _holds(lease: Lease, request: Request) -> bool:
-    """Whether the storage has a slot for the request."""
-    guided = request.plan.call_kind.guided
-    return lease.free > 0 and lease.length >= request.canvas.length and lease.guided >= guided
+        generator = torch.Generator(self.device).manual_seed(request.plan.settings.seed)
+        slot = 0 if lease is None else lease.take()
+        group.newcomers.append(Row(number=number, request=request, generator=generator, slot=slot))

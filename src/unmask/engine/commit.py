@@ -76,10 +76,14 @@ def commit(
     goes_on = (after == mask_id).any(-1)
     goes_on = goes_on if drifted is None else goes_on & ~drifted
     broken = _broken(group.plan, view, logits)
-    flags = {"waiting": decision.wait, "drifted": drifted, "broken": broken, "foreign": foreign, "goes_on": goes_on}
+    no = torch.zeros_like(goes_on)  # for what is None: False in every row
+    in_order = (decision.wait, drifted, broken, foreign, goes_on)  # as FLAGS names them
+    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
+    flags = [(no if flag is None else flag)[:, None] for flag in in_order]
+    told = torch.cat([committed, remasked, *flags], dim=1)
     return Decided(
         tokens=tokens,
-        table=_table(after, committed, remasked, **flags),
+        table=torch.cat([after, told], dim=1),
         blocks=done.window.blocks,
         refreshed=done.refreshed,
         state=state,
@@ -129,16 +133,3 @@ def _broken(plan: Plan, view: StepView, logits: Float[Tensor, "b k v"]) -> Bool[
     largest = logits.gather(-1, view.proposed[..., None]).squeeze(-1) if greedy else logits.amax(-1)
     usable = largest.abs() < torch.inf  # as isfinite says, in fewer launches
     return (view.masked & ~usable).any(-1)
-
-
-def _table(
-    tokens: Int[Tensor, "b k"],
-    committed: Bool[Tensor, "b k"],
-    remasked: Bool[Tensor, "b k"] | None,
-    **flags: Bool[Tensor, " b"] | None,
-) -> Int[Tensor, "b results"]:
-    """The table of a decision; what is None is False in every row."""
-    no = torch.zeros_like(committed[:, 0])
-    told = [(no if flag is None else flag)[:, None] for flag in (flags[name] for name in FLAGS)]
-    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
-    return torch.cat([tokens, torch.cat([committed, remasked, *told], dim=1)], dim=1)

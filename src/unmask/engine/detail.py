@@ -36,14 +36,9 @@ class Detail:
 class RowNumbers:
     """The numbers behind a decision about one row."""
 
-    open: dict[int, Open]  # by position
-    probability: dict[int, float]  # of what is written where the position is committed
+    open: tuple[Open, ...]
+    committed: dict[int, dict[str, Any]]  # by open position: fields of a Commit, if the position is committed
     overlap: list[list[float]] | None  # of the open positions
-
-    def of_commit(self, position: int) -> dict[str, Any]:
-        """The fields of a Commit that tell of the position."""
-        found = self.open[position]
-        return {"probability": self.probability[position], "margin": found.margin, "intensity": found.intensity}
 
 
 def row_numbers(view: StepView, decision: Decision, written: Int[Tensor, "b k"], detail: Detail) -> list[RowNumbers]:
@@ -58,8 +53,8 @@ def row_numbers(view: StepView, decision: Decision, written: Int[Tensor, "b k"],
     found = []
     for row, (start, masked) in enumerate(zip(view.start.tolist(), view.masked.tolist(), strict=True)):
         columns = [column for column, open_ in enumerate(masked) if open_]
-        opened = {
-            start + column: Open(
+        opened = tuple(
+            Open(
                 position=start + column,
                 candidates=tuple(zip(candidates[row][column], shares[row][column], strict=True)),
                 score=score[row][column],
@@ -67,12 +62,11 @@ def row_numbers(view: StepView, decision: Decision, written: Int[Tensor, "b k"],
                 intensity=None if intensity is None else intensity[row][column],
             )
             for column in columns
-        }
-        found.append(
-            RowNumbers(
-                open=opened,
-                probability={start + column: probability[row][column] for column in columns},
-                overlap=None if overlap is None else [[overlap[row][a][b] for b in columns] for a in columns],
-            )
         )
+        committed = {
+            one.position: {"probability": chance, "margin": one.margin, "intensity": one.intensity}
+            for one, chance in zip(opened, (probability[row][column] for column in columns), strict=True)
+        }
+        between = None if overlap is None else [[overlap[row][a][b] for b in columns] for a in columns]
+        found.append(RowNumbers(open=opened, committed=committed, overlap=between))
     return found

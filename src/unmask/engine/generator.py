@@ -33,9 +33,8 @@ from unmask.engine.prompts import (
     token_rows,
 )
 from unmask.engine.run import events_of, failure, stream_of, watched
-from unmask.engine.runner import Runner, runner_for
+from unmask.engine.runner import Runner, TimedRunner, runner_for
 from unmask.engine.scheduler import Request, Scheduler
-from unmask.engine.timed import TimedRunner
 from unmask.errors import UnmaskError, WrongOption
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy

@@ -89,7 +89,7 @@ class Row:
             committed=tuple(sorted(commits, key=lambda commit: commit.position)),
             remasked=remasked,
             refreshed=turns[0].refreshed,
-            open=None if numbers is None else tuple(numbers.open.values()),
+            open=None if numbers is None else numbers.open,
             overlap=None if numbers is None else numbers.overlap,
             finished=self.done,
             error=error,
@@ -97,7 +97,7 @@ class Row:
 
     def _commits(self, turn: PassResult) -> Iterator[Commit]:
         for position, token in turn.committed.items():
-            numbers = {} if turn.numbers is None else turn.numbers.of_commit(position)
+            numbers = {} if turn.numbers is None else turn.numbers.committed[position]
             yield Commit(position=position, token_id=token, text=self.request.token_text(token), **numbers)
 
     def _check(self, result: PassResult) -> None:

@@ -33,7 +33,7 @@ Decide = Callable[[Group, Pass], Decided]  # the runner's `decide_once`
 FILL = Fixed(tokens_per_pass=2**31)  # a policy that commits the whole block
 
 
-def forward_with_guesses(model: MaskedLM, call: Call) -> Pass:
+def predicted_with_guesses(model: MaskedLM, call: Call) -> Pass:
     """Predict the rows of the call and their guesses in one model call."""
     rows, count = call.rows, 1 + call.kind.verify
     blocks = [_blocks(row.canvas) for row in rows]

@@ -40,7 +40,7 @@ class Window:
         at, inside = at.view(rows, width), inside.view(rows, width).bool()
         first = None
         if any(canvas.sliding < 1.0 for canvas in canvases):
-            first = at < on_device([canvas.first_block[1] for canvas in canvases], device)[:, None]
+            first = at < on_device([canvas.blocks[canvas.block_index][1] for canvas in canvases], device)[:, None]
         return cls(blocks=blocks, at=at, inside=inside, first=first, step=step, length=length, total=total)
 
     def next(self) -> Window:

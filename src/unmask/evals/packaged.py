@@ -10,7 +10,7 @@ import yaml
 from unmask.errors import UnknownName, counted
 from unmask.evals import tiny_suite
 from unmask.evals.lm_tasks.loaders import BENCHMARKS
-from unmask.policies.listing import installed
+from unmask.policies.presets import installed
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # of a wheel, and of a clone
