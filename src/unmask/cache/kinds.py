@@ -1,10 +1,18 @@
-"""The kinds of cache: each plans what a pass computes anew. They hold settings; keys and values lie in storage.py."""
+"""The kinds of cache: each plans what a pass computes anew. They hold settings; keys and values lie in storage.py.
+
+A row's cache is refreshed every few blocks, or when the row's states have drifted too far since its last refresh.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.cache.base import RowPlan, RowState
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask.cache.base import PassPlan, RowPlan, RowState
+from unmask.device import on_device
 from unmask.settings import Settings
 
 
@@ -103,3 +111,40 @@ def cache_for(settings: Settings, *, shifted: bool) -> Cache:
         return Exact() if settings.cache == "exact" else Cache()
     blocks, _ = settings.refresh_rule()
     return Approximate(kind=settings.cache, blocks=blocks, shifted=shifted, first_decided=settings.suppress_mask_token)
+
+
+class DriftStates:
+    """The states of every cache slot at its last refresh.
+
+    Only open positions count. The state of a committed position changes with its token; the state of a mask changes
+    only because its context does. Everything stays on the device.
+    """
+
+    def __init__(self, tolerated: float, *, slots: int, length: int) -> None:
+        self.tolerated, self.slots, self.length = tolerated, slots, length  # tolerated: mean of 1 - cosine
+        self._states: Tensor | None = None  # (slots, length, w)
+
+    def drifted(
+        self,
+        plan: PassPlan,
+        slots: Int[Tensor, " b"],
+        states: Float[Tensor, "b q w"],
+        at: Int[Tensor, "b k"],
+        masked: Bool[Tensor, "b k"],
+    ) -> Bool[Tensor, " b"]:
+        """Which rows of a pass have drifted too far, by its states at the positions `at`; a refresh notes its states.
+
+        states: of the positions that the plan computes.
+        """
+        if self._states is None:
+            self._states = states.new_zeros(self.slots, self.length, states.shape[2])
+        renewed = [number for number, row in enumerate(plan.rows) if row.refresh]
+        index = on_device(renewed, plan.device) if renewed else None
+        if index is not None:
+            self._states[slots[index], : states.shape[1]] = states[index]
+        column = at - plan.positions[:, :1]
+        now = states.gather(1, column[:, :, None].expand(-1, -1, states.shape[2]))
+        before = self._states[slots[:, None], at]
+        moved = 1.0 - F.cosine_similarity(now.float(), before.float(), dim=-1)
+        drifted = moved.where(masked, 0.0).sum(-1) > self.tolerated * masked.sum(-1)
+        return drifted if index is None else drifted.index_fill(0, index, False)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unmask.cache.base import PassPlan, RowPlan
-from unmask.cache.drift import DriftStates
+from unmask.cache.kinds import DriftStates
 from unmask.cache.storage import KVCache, Lease, StoragePool
 from unmask.engine.plan import CallKind
 from unmask.engine.rows import Group, Row

@@ -18,9 +18,8 @@ from torch import Tensor
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
 from unmask.engine.decode import decode
-from unmask.engine.detail import Detail
 from unmask.engine.likelihood import loglikelihood
-from unmask.engine.plan import OF_BATCHES, plan, quantization_of
+from unmask.engine.plan import OF_BATCHES, Detail, plan, quantization_of
 from unmask.engine.prompts import (
     Message,
     Prompt,

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from unmask.engine.detail import Detail
-from unmask.engine.plan import Plan, plan
+from unmask.engine.plan import Detail, Plan, plan
 from unmask.engine.scheduler import Request
 from unmask.errors import TooLong, UnmaskError, WrongOption
 from unmask.models.base import LoadedModel, ModelSpec
@@ -36,10 +35,8 @@ def as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> tuple[list[Any], bool]:
     """The conversations as a list, and whether there was just one."""
     if not isinstance(messages, list | tuple):
-        one = "[{'role': 'user', 'content': ...}]"
-        raise UnmaskError(
-            f"messages must be a list such as {one}, got {type(messages).__name__}; a prompt is for generate"
-        )
+        one, got = "[{'role': 'user', 'content': ...}]", type(messages).__name__
+        raise UnmaskError(f"messages must be a list such as {one}, got {got}; a prompt is for generate")
     single = not messages or isinstance(messages[0], dict)
     return [messages] if single else list(messages), single
 

@@ -13,15 +13,23 @@ from torch.nn.functional import pad
 
 from unmask.device import on_device
 from unmask.engine.canvas import Canvas
-from unmask.engine.detail import Detail, RowNumbers
-from unmask.engine.plan import Plan
+from unmask.engine.plan import Detail, Plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import most_commits, name_of, remasks, state_of
-from unmask.types import Commit, StepEvent
+from unmask.types import Commit, Open, StepEvent
 
 MOST_WAITING = 1000  # passes in which a policy may wait before it fills more positions than ever
 _WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths occur
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowNumbers:
+    """The numbers behind a decision about one row, for a trace."""
+
+    open: tuple[Open, ...]
+    committed: dict[int, dict[str, Any]]  # by open position: fields of a Commit, if the position is committed
+    overlap: list[list[float]] | None  # of the open positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

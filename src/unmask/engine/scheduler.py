@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from unmask.engine.canvas import Canvas
-from unmask.engine.detail import Detail
-from unmask.engine.plan import Plan
+from unmask.engine.plan import Detail, Plan
 from unmask.engine.text import Ending, TextStream, output_of, shown
 from unmask.errors import UnmaskError
 from unmask.policies import remasks

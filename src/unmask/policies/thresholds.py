@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from unmask.policies import scores
 from unmask.policies.base import Base, Decision, StepView, parameter, policy
-from unmask.policies.scores import confidence, decoded, eligible
+from unmask.policies.scores import confidence, decoded, eligible, entropy, probability_gap
 from unmask.rules.selection import best_scored, order_of, rank_of
 
 
@@ -111,11 +110,7 @@ class Cumulative(Base):
         return Decision(commit=best_scored(score, candidates, count), score=score), None
 
 
-ORDERS = {
-    "entropy": lambda view: -scores.entropy(view),
-    "confidence": confidence,
-    "margin": scores.probability_gap,
-}
+ORDERS = {"entropy": lambda view: -entropy(view), "confidence": confidence, "margin": probability_gap}
 
 
 @policy("eb", pure=True)
@@ -127,8 +122,8 @@ class EB(Base):
 
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         score, candidates = ORDERS[self.order](view), eligible(view)
-        entropy = scores.entropy(view).gather(-1, order_of(score, candidates))
-        affordable = entropy.cumsum(-1) - entropy.cummax(-1).values <= self.gamma
+        ordered = entropy(view).gather(-1, order_of(score, candidates))
+        affordable = ordered.cumsum(-1) - ordered.cummax(-1).values <= self.gamma
         commit = best_scored(score, candidates, affordable.sum(-1))
         return Decision(commit=commit, score=score.where(candidates, -torch.inf)), None
 
@@ -143,5 +138,5 @@ class PositionEntropy(Base):
     def select(self, view: StepView, state: None = None) -> tuple[Decision, None]:
         columns = torch.arange(view.masked.shape[1], device=view.masked.device)
         first = view.masked.int().argmax(-1, keepdim=True)
-        cost, candidates = scores.entropy(view) + self.penalty * (columns - first), eligible(view)
+        cost, candidates = entropy(view) + self.penalty * (columns - first), eligible(view)
         return Decision(commit=candidates & (cost < self.threshold), score=(-cost).where(candidates, -torch.inf)), None
