@@ -6,6 +6,7 @@ A batch is made of calls, a call of groups, a group of rows (rows.py). Knows not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -75,7 +76,7 @@ class Call:
         """The window of the next pass."""
         canvases, before = [row.canvas for row in self.rows], self._window
         stays = before is not None and before.blocks == tuple(canvas.block for canvas in canvases)
-        self._window = before.next() if stays else Window.over(canvases, self.device)
+        self._window = replace(before, step=before.step + 1) if stays else Window.over(canvases, self.device)
         return self._window
 
     def plan(self) -> PassPlan:
@@ -185,8 +186,9 @@ class Batch:
 
         New storage has room for `rows` rows, each as long as the `longest` newcomer.
         """
-        kind, lease = request.plan.call_kind, None
-        if request.plan.spec is not self.spec:
+        plan, lease = request.plan, None
+        kind = plan.call_kind
+        if plan.spec is not self.spec:
             raise UnmaskError("a request was made by another generator than the one that decodes it")
         if kind.cache != "none" and (lease := self._lease_for(request)) is None:
             lease = Lease(self.pool, rows=rows, length=longest, guided=kind.guided)
@@ -197,8 +199,10 @@ class Batch:
             self.calls.append(call)
         group = next((group for group in call.groups if group.takes(request)), None)
         if group is None:
-            group = Group.empty(request, self.device)
+            none = torch.empty(0, 0, dtype=torch.long, device=self.device)
+            group = Group(plan=plan, detail=request.detail, tokens=none, holes=none.bool())
             call.groups.append(group)
-        generator = torch.Generator(self.device).manual_seed(request.plan.settings.seed)
-        slot = 0 if lease is None else lease.take()
-        group.newcomers.append(Row(number=number, request=request, generator=generator, slot=slot))
+        generator = torch.Generator(self.device).manual_seed(plan.settings.seed)
+        row = Row(number=number, request=request, canvas=request.canvas, plan=plan, generator=generator)
+        row.slot = 0 if lease is None else lease.take()
+        group.newcomers.append(row)

@@ -54,6 +54,8 @@ class Row:
 
     number: int  # in the order of admission
     request: Request
+    canvas: Canvas
+    plan: Plan
     generator: torch.Generator
     slot: int = 0  # of its call's storage
     filled: int = 0  # most positions that were filled after a pass
@@ -62,14 +64,6 @@ class Row:
     leaving: bool = False  # ends with the pass under way: its request was abandoned, or its text is complete
     done: bool = False
     guesses: list[list[int]] = field(default_factory=list)  # what the canvas may become; see verify.py
-
-    @property
-    def canvas(self) -> Canvas:
-        return self.request.canvas
-
-    @property
-    def plan(self) -> Plan:
-        return self.request.plan
 
     def record(self, turns: list[PassResult]) -> StepEvent:
         """Write what a pass did to the canvas; returns the event. A pass has one turn, or more if guesses came true."""
@@ -147,12 +141,6 @@ class Group:
     newcomers: list[Row] = field(default_factory=list)  # not on the device yet
     state: Any = None
     length: int = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
-
-    @classmethod
-    def empty(cls, request: Request, device: torch.device) -> Group:
-        """A group for this request and others like it."""
-        none = torch.empty(0, 0, dtype=torch.long, device=device)
-        return cls(plan=request.plan, detail=request.detail, tokens=none, holes=none.bool())
 
     def takes(self, request: Request) -> bool:
         """Whether the request may join: not while the policy keeps state, since a new row would have no history."""

@@ -65,7 +65,7 @@ class _Ahead:
 
     def __init__(self, number: int, row: Row) -> None:
         self.number, self.row = number, row
-        self.copy = replace(row, request=replace(row.request, canvas=row.canvas.copy()))
+        self.copy = replace(row, canvas=row.canvas.copy())
         self.state = 0  # the state whose prediction was used last
         self.turns: list[PassResult] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,10 +42,6 @@ class Window:
         if any(canvas.sliding < 1.0 for canvas in canvases):
             first = at < on_device([canvas.blocks[canvas.block_index][1] for canvas in canvases], device)[:, None]
         return cls(blocks=blocks, at=at, inside=inside, first=first, step=step, length=length, total=total)
-
-    def next(self) -> Window:
-        """The window of the next pass, when every row is still in its block."""
-        return replace(self, step=self.step + 1)
 
     def part(self, rows: slice) -> Window:
         """Some rows, no wider than they need."""
