@@ -48,10 +48,8 @@ class Call:
         return max(group.length for group in self.groups)
 
     def take_in(self) -> None:
-        """Let the newcomers of all groups join the next pass."""
-        if any(group.newcomers for group in self.groups):
-            for group in self.groups:
-                group.take_in()
+        """Let the rows that have joined a group take part in the next pass."""
+        if [group for group in self.groups if group.take_in()]:
             self._changed()
 
     def retire(self) -> None:
@@ -205,4 +203,4 @@ class Batch:
         generator = torch.Generator(self.device).manual_seed(plan.settings.seed)
         row = Row(number=number, request=request, canvas=request.canvas, plan=plan, generator=generator)
         row.slot = 0 if lease is None else lease.take()
-        group.newcomers.append(row)
+        group.rows.append(row)

@@ -161,8 +161,8 @@ def _row_numbers(view: StepView, decision: Decision, written: Int[Tensor, "b k"]
             for column in columns
         )
         committed = {
-            one.position: {"probability": chance, "margin": one.margin, "intensity": one.intensity}
-            for one, chance in zip(opened, (probability[row][column] for column in columns), strict=True)
+            one.position: {"probability": probability[row][column], "margin": one.margin, "intensity": one.intensity}
+            for column, one in zip(columns, opened, strict=True)
         }
         between = None if overlap is None else [[overlap[row][a][b] for b in columns] for a in columns]
         found.append(RowNumbers(open=opened, committed=committed, overlap=between))

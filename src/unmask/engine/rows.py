@@ -138,7 +138,6 @@ class Group:
     tokens: Int[Tensor, "b n"]
     holes: Bool[Tensor, "b n"]  # the positions to fill
     rows: list[Row] = field(default_factory=list)
-    newcomers: list[Row] = field(default_factory=list)  # not on the device yet
     state: Any = None
     length: int = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
 
@@ -147,18 +146,18 @@ class Group:
         mine, its = ((plan.policy, plan.decision_settings) for plan in (self.plan, request.plan))
         return mine == its and self.detail == request.detail and self.state is None
 
-    def take_in(self) -> None:
-        """Append the newcomers to the rows and to the tensors of the group."""
-        rows, self.newcomers = self.newcomers, []
-        if not rows:
-            return
-        self.rows += rows
+    def take_in(self) -> bool:
+        """Bring rows that have joined to the device; true if there are any."""
+        joined = self.rows[len(self.tokens) :]
+        if not joined:
+            return False
         self.length = max(row.canvas.length for row in self.rows)
         width, spec = -(-self.length // _WIDTHS) * _WIDTHS, self.plan.spec
-        added = padded([row.canvas.tokens for row in rows], width, spec.eos_id, self.tokens.device)
+        added = padded([row.canvas.tokens for row in joined], width, spec.eos_id, self.tokens.device)
         wider = (0, width - self.tokens.shape[1])  # negative: the tensors become narrower
         self.tokens = torch.cat([pad(self.tokens, wider, value=spec.eos_id), added])
         self.holes = torch.cat([pad(self.holes, wider), added == spec.mask_id])
+        return True
 
     def retire(self) -> list[Row]:
         """Remove the rows that are done, and return them."""
