@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unmask import integrations, policies, remote, rules, tasks, types
-    from unmask.engine.detail import Detail
     from unmask.engine.generator import Generator
     from unmask.engine.load import load
+    from unmask.engine.plan import Detail
     from unmask.errors import UnmaskError
     from unmask.settings import Settings
     from unmask.trace.record import Trace
@@ -41,7 +41,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Detail": "unmask.engine.detail",
+    "Detail": "unmask.engine.plan",
     "Generator": "unmask.engine.generator",
     "Settings": "unmask.settings",
     "Trace": "unmask.trace.record",

@@ -97,22 +97,13 @@ class Settings:
         check_bounds(self)
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise WrongOption("temperature", f"must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature!r}")
-        self._refresh()  # raises on a malformed value
+        self.refresh_rule()  # raises on a malformed value
         for text in self.stop:
             if not (isinstance(text, str) and text):
                 raise WrongOption("stop", f"must hold strings that are not empty, got {text!r:.80}")
 
-    @property
-    def blocks_per_refresh(self) -> int | None:
-        """How many blocks one refresh of the cache serves; None: drift decides."""
-        return self._refresh()[0]
-
-    @property
-    def tolerated_drift(self) -> float | None:
-        """How far states may be from those of the last refresh (1 - cosine) before the next; None: blocks decide."""
-        return self._refresh()[1]
-
-    def _refresh(self) -> tuple[int | None, float | None]:
+    def refresh_rule(self) -> tuple[int | None, float | None]:
+        """How many blocks one refresh of the cache serves, or None; how far states may drift (1 - cosine), or None."""
         if self.refresh == "block":
             return 1, None
         kind, _, value = str(self.refresh).partition(":")

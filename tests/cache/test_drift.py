@@ -55,9 +55,9 @@ def test_a_tolerance_that_is_no_number_above_zero_is_refused_in_one_line(value):
 
 def test_a_tolerance_takes_the_place_of_counting_blocks():
     settings = Settings(refresh="drift:5e-2")
-    assert (settings.tolerated_drift, settings.blocks_per_refresh) == (0.05, None)
+    assert settings.refresh_rule() == (None, 0.05)
     settings = Settings(refresh="blocks:3")
-    assert (settings.tolerated_drift, settings.blocks_per_refresh) == (None, 3)
+    assert settings.refresh_rule() == (3, None)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from recalled import Recalled
 from unmask import policies
 from unmask.cache.storage import StoragePool
 from unmask.engine.commit import Decided
-from unmask.engine.cuda.decisions import Decisions, can_capture, decision_of, kept_for
-from unmask.engine.cuda.runner import CudaRunner
+from unmask.engine.cuda.runner import CudaRunner, Decisions, can_capture, decision_of
 from unmask.engine.decode import decode
 from unmask.engine.runner import Runner
 from unmask.engine.scheduler import Scheduler
@@ -267,4 +266,4 @@ def test_decisions_that_are_replayed_are_the_same(family, options, name, monkeyp
         canvases = canvases_of(model)
         events = list(events_of(requests_of(model, canvases, name, settings), Recalling(model, pool)))
         assert (canvases, events) == expected
-    assert any(kept.graphs.captured for kept in kept_for(pool))
+    assert any(kept.graphs.captured for kept in pool.kept.values())

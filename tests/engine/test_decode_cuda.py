@@ -167,9 +167,7 @@ def test_captured_decisions_are_those_of_the_cpu(policy):
     for _ in range(2):
         decoded.append(run(there, Settings(), policy, pool=pool))
     assert decoded == [expected, expected]
-    from unmask.engine.cuda.decisions import kept_for
-
-    assert any(found.graphs.captured for found in kept_for(pool))
+    assert any(found.graphs.captured for found in pool.kept.values())
 
 
 def test_a_graph_captured_while_decoding_serves_a_plain_prediction():

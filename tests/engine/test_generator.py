@@ -11,9 +11,9 @@ import unmask
 from unmask import policies
 from unmask.cache.storage import StoragePool
 from unmask.engine.decode import decode
+from unmask.engine.runner import TimedRunner
 from unmask.engine.scheduler import Scheduler
 from unmask.engine.text import Ending, TextStream
-from unmask.engine.timed import TimedRunner
 from unmask.errors import UnmaskError
 from unmask.models.toy import SENTENCE
 from unmask.settings import Settings

@@ -1,6 +1,6 @@
 import torch
 
-from unmask.engine.sampling import narrow, propose
+from unmask.engine.observe import narrow, propose
 from unmask.settings import Settings
 
 

@@ -23,13 +23,13 @@ def canvases_of(model, *, sliding, size=17):
 
 def test_two_blocks_are_open_and_the_next_opens_by_the_share_of_the_newest():
     canvas = continuing([1], 16, mask_id=MASK, block_size=4, sliding=0.5)
-    assert (canvas.block, canvas.first_block) == ((1, 9), (1, 5))
+    assert (canvas.block, canvas.blocks[canvas.block_index]) == ((1, 9), (1, 5))
     assert not canvas.write({1: 0, 5: 0})
     assert (canvas.block, canvas.block_step) == ((1, 9), 1)
     assert not canvas.write({6: 0})  # half of the second block
     assert (canvas.block, canvas.block_step, canvas.spans_before, canvas.block_before) == ((1, 13), 0, 1, (1, 9))
     assert canvas.write({2: 0, 3: 0, 4: 0})
-    assert (canvas.block, canvas.first_block) == ((5, 13), (5, 9))
+    assert (canvas.block, canvas.blocks[canvas.block_index]) == ((5, 13), (5, 9))
     assert canvas.write({7: 0, 8: 0, 9: 0, 10: 0, 11: 0, 12: 0})  # both open blocks at once: one is left to open
     assert canvas.block == (13, 17)
     assert canvas.write(dict.fromkeys(range(13, 17), 0))

@@ -44,8 +44,7 @@ EXPECTED = {
     "trace": "trace must be true, false or a Detail, got 'run.jsonl'",
     "timed": "timed is for generate, chat and infill only",
     "detail": "candidates must be a whole number of at least 0, got -1",
-    "forward(None)": "token_ids must be a list of ids, or rows (b, n) of equal length",
-    "forward(floats)": "token_ids must be a list of ids, or rows (b, n) of equal length: got floats",
+    **dict.fromkeys(["forward(None)", "forward(floats)"], "token_ids must be a list of ids in [0, "),
     "decode(text)": "what waits must be made by `request`, got str",
 }
 

@@ -15,7 +15,7 @@ import unmask
 from unmask import policies
 from unmask.cli import run
 from unmask.options import described
-from unmask.policies.listing import forms
+from unmask.policies.presets import forms
 from unmask.web import POLICY, document
 
 

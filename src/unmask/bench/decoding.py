@@ -23,9 +23,8 @@ from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
 from unmask.engine.batch import Call
 from unmask.engine.decode import decode
-from unmask.engine.runner import runner_for
+from unmask.engine.runner import TimedRunner, runner_for
 from unmask.engine.scheduler import Scheduler
-from unmask.engine.timed import TimedRunner
 from unmask.engine.window import Pass
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.models.base import MaskedLM

@@ -56,25 +56,6 @@ class RowState(Protocol):
         ...
 
 
-@runtime_checkable
-class Cache(Protocol):
-    """A kind of cache: it plans what a pass computes anew. It holds settings; keys and values lie in storage.py."""
-
-    @property
-    def kind(self) -> str: ...
-
-    def plan(self, row: RowState) -> RowPlan:
-        """The plan of the row's next pass."""
-        ...
-
-    def plan_next(self, row: RowState) -> RowPlan | None:
-        """The plan of the pass after the one under way, if the row stays in its block, for runners that begin early.
-
-        None: the result of the pass under way decides.
-        """
-        ...
-
-
 class PassPlan:
     """The plans of the rows of one model call, and their tensors, each made when it is first asked for.
 

@@ -8,10 +8,9 @@ it was.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from threading import Lock
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -87,12 +86,12 @@ class Lease:
         self._free = list(range(rows))
 
     @property
-    def free(self) -> int:
-        return len(self._free)
-
-    @property
     def used(self) -> int:
-        return self.rows - self.free
+        return self.rows - len(self._free)
+
+    def holds(self, length: int, *, guided: bool) -> bool:
+        """Whether there is a slot for a row of this length."""
+        return bool(self._free) and self.length >= length and self.guided >= guided
 
     def take(self) -> int:
         """A slot for a row: the first that is free."""
@@ -121,8 +120,8 @@ class StoragePool:
     """
 
     def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}  # what a runner keeps for later generations, such as captured decisions
         self._free: list[Storage] = []  # the last to be given back comes last
-        self._returned: deque[Storage] = deque()
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[type[StoragePool], tuple[()]]:
@@ -131,8 +130,6 @@ class StoragePool:
     def borrow(self, rows: int, length: int) -> Storage:
         """The smallest free storage that is large enough, else a new one."""
         with self._lock:
-            while self._returned:
-                self._free.append(self._returned.popleft())
             fitting = [found for found in self._free if found.rows >= rows and found.length >= length]
             if fitting:
                 chosen = min(fitting, key=lambda found: found.positions)
@@ -146,10 +143,9 @@ class StoragePool:
 
     def give_back(self, storage: Storage) -> None:
         # Without the lock: a generation may be collected as garbage, and end, while this very thread borrows.
-        self._returned.append(storage)
+        self._free.append(storage)
 
     def clear(self) -> None:
         """Drop all free storages."""
         with self._lock:
-            self._returned.clear()
             self._free.clear()

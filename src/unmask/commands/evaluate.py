@@ -63,7 +63,7 @@ def _list_names(*, as_json: bool) -> None:
     from unmask.evals import tiny_suite
     from unmask.evals.lm_tasks.loaders import BENCHMARKS
     from unmask.evals.recipe import packaged
-    from unmask.policies.listing import installed
+    from unmask.policies.presets import installed
 
     heads = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in packaged().items()}
     rows = [("recipe", name, str(head.get("title", ""))) for name, head in heads.items()]
@@ -122,7 +122,7 @@ def report(
 
 def policies(as_json: bool = flags.JSON) -> None:
     """List the installed policies with their parameters and defaults."""
-    from unmask.policies.listing import installed
+    from unmask.policies.presets import installed
 
     rows = installed()
     if as_json:

@@ -55,7 +55,7 @@ def generate(
     flags.check_writable(trace)
     watched = terminal.watches(live, prompts=len(texts), as_json=as_json)
 
-    from unmask.engine.detail import Detail  # torch, for which a wrong command does not wait
+    from unmask.engine.plan import Detail  # torch, for which a wrong command does not wait
 
     llm, policy = open_model(model)
     terminal.note(model.about(texts) or (None if chat or infill else _hint_of_chat(llm, texts)))

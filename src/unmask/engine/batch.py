@@ -6,6 +6,7 @@ A batch is made of calls, a call of groups, a group of rows (rows.py). Knows not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unmask.cache.base import PassPlan, RowPlan
-from unmask.cache.refresh import DriftStates
+from unmask.cache.kinds import DriftStates
 from unmask.cache.storage import KVCache, Lease, StoragePool
 from unmask.engine.plan import CallKind
 from unmask.engine.rows import Group, Row
@@ -47,10 +48,8 @@ class Call:
         return max(group.length for group in self.groups)
 
     def take_in(self) -> None:
-        """Let the newcomers of all groups join the next pass."""
-        if any(group.newcomers for group in self.groups):
-            for group in self.groups:
-                group.take_in()
+        """Let the rows that have joined a group take part in the next pass."""
+        if [group for group in self.groups if group.take_in()]:
             self._changed()
 
     def retire(self) -> None:
@@ -75,7 +74,7 @@ class Call:
         """The window of the next pass."""
         canvases, before = [row.canvas for row in self.rows], self._window
         stays = before is not None and before.blocks == tuple(canvas.block for canvas in canvases)
-        self._window = before.next() if stays else Window.over(canvases, self.device)
+        self._window = replace(before, step=before.step + 1) if stays else Window.over(canvases, self.device)
         return self._window
 
     def plan(self) -> PassPlan:
@@ -148,7 +147,7 @@ class Batch:
         newcomers, self.reserved = self.reserved, []
         longest = max((request.canvas.length for _, request in newcomers), default=0)
         for number, request in newcomers:
-            self._join(self._row(number, request), rows=scheduler.rows, longest=longest)
+            self._join(number, request, rows=scheduler.rows, longest=longest)
         for call in self.calls:
             call.take_in()
 
@@ -173,43 +172,35 @@ class Batch:
 
     def _fits(self, request: Request) -> bool:
         """Whether a storage in use has room for the request, or another storage may be borrowed."""
-        if request.plan.call_kind.cache == "none":
-            return True
-        return any(_holds(lease, request) for lease in self.leases) or len(self.leases) < _MOST_LEASES
+        kind = request.plan.call_kind
+        return kind.cache == "none" or self._lease_for(request) is not None or len(self.leases) < _MOST_LEASES
 
-    def _row(self, number: int, request: Request) -> Row:
-        if request.plan.spec is not self.spec:
-            raise UnmaskError("a request was made by another generator than the one that decodes it")
-        generator = torch.Generator(self.device).manual_seed(request.plan.settings.seed)
-        return Row(number=number, request=request, generator=generator)
+    def _lease_for(self, request: Request) -> Lease | None:
+        length, guided = request.canvas.length, request.plan.call_kind.guided
+        return next((lease for lease in self.leases if lease.holds(length, guided=guided)), None)
 
-    def _join(self, row: Row, *, rows: int, longest: int) -> None:
-        """Put a row into a group that takes it, within a call of its kind; make the group and the call if need be.
+    def _join(self, number: int, request: Request, *, rows: int, longest: int) -> None:
+        """Put a request into a group that takes it, within a call of its kind; make the group and the call if need be.
 
         New storage has room for `rows` rows, each as long as the `longest` newcomer.
         """
-        kind, request = row.plan.call_kind, row.request
-        lease = None if kind.cache == "none" else self._lease_for(request, rows, longest)
-        row.slot = 0 if lease is None else lease.take()
+        plan, lease = request.plan, None
+        kind = plan.call_kind
+        if plan.spec is not self.spec:
+            raise UnmaskError("a request was made by another generator than the one that decodes it")
+        if kind.cache != "none" and (lease := self._lease_for(request)) is None:
+            lease = Lease(self.pool, rows=rows, length=longest, guided=kind.guided)
+            self.leases.append(lease)
         call = next((call for call in self.calls if call.kind == kind and call.lease is lease), None)
         if call is None:
             call = Call(kind, lease, self.device)
             self.calls.append(call)
         group = next((group for group in call.groups if group.takes(request)), None)
         if group is None:
-            group = Group.empty(request, self.device)
+            none = torch.empty(0, 0, dtype=torch.long, device=self.device)
+            group = Group(plan=plan, detail=request.detail, tokens=none, holes=none.bool())
             call.groups.append(group)
-        group.newcomers.append(row)
-
-    def _lease_for(self, request: Request, rows: int, longest: int) -> Lease:
-        lease = next((lease for lease in self.leases if _holds(lease, request)), None)
-        if lease is None:
-            lease = Lease(self.pool, rows=rows, length=longest, guided=request.plan.call_kind.guided)
-            self.leases.append(lease)
-        return lease
-
-
-def _holds(lease: Lease, request: Request) -> bool:
-    """Whether the storage has a slot for the request."""
-    guided = request.plan.call_kind.guided
-    return lease.free > 0 and lease.length >= request.canvas.length and lease.guided >= guided
+        generator = torch.Generator(self.device).manual_seed(plan.settings.seed)
+        row = Row(number=number, request=request, canvas=request.canvas, plan=plan, generator=generator)
+        row.slot = 0 if lease is None else lease.take()
+        group.rows.append(row)

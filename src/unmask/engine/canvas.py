@@ -56,11 +56,6 @@ class Canvas:
         return self.blocks[self.block_index][0], self.blocks[self.opened - 1][1]
 
     @property
-    def first_block(self) -> Span:
-        """The first open block, in which every pass commits a position."""
-        return self.blocks[self.block_index]
-
-    @property
     def begins_open(self) -> bool:
         """Whether the block's first position is still a mask."""
         return self.tokens[self.block[0]] == self.mask_id
@@ -108,10 +103,7 @@ class Canvas:
             self.tokens[position] = self.mask_id
             del self.step_map[position]
         self.block_step += 1
-        return self._advance()
-
-    def _advance(self) -> bool:
-        """Leave the full blocks in front, and open the blocks that are due; true if a block was left."""
+        # Leave the full blocks in front, and open the blocks that are due.
         before, first = self.block, self.block_index
         while self.block_index < self.opened and not self.is_open(self.blocks[self.block_index]):
             self.block_index += 1
@@ -122,16 +114,15 @@ class Canvas:
 
     def _open_blocks(self) -> None:
         least = 1 if self.sliding == 1.0 else 2
-        while self.opened < len(self.blocks) and (
-            self.opened < self.block_index + least or self._is_due(self.blocks[self.opened - 1])
-        ):
+        while self.opened < len(self.blocks):
+            if self.opened >= self.block_index + least:
+                # The next block opens when the stated share of the newest is filled.
+                start, end = self.blocks[self.opened - 1]
+                holes = bisect_left(self.holes, end) - bisect_left(self.holes, start)
+                filled = holes - self.tokens[start:end].count(self.mask_id)
+                if filled < self.sliding * holes - 1e-9:  # a share such as 0.7 is no exact number
+                    return
             self.opened += 1
-
-    def _is_due(self, newest: Span) -> bool:
-        """Whether so much of the newest block is filled that the next may open."""
-        holes = bisect_left(self.holes, newest[1]) - bisect_left(self.holes, newest[0])
-        filled = holes - self.tokens[slice(*newest)].count(self.mask_id)
-        return filled >= self.sliding * holes - 1e-9  # a share such as 0.7 is no exact number
 
     def end_here(self, fill: int) -> None:
         """Fill every open position with `fill` and stop; the step map gives these positions to the last pass."""

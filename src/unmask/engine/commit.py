@@ -5,7 +5,7 @@ lets it wait or every token to commit is the mask token; where blocks slide, it 
 mask token is never committed; only positions that this generation filled are opened again. Two more hold for a shifted
 head with a cache (`first_only` and `pin_first`; docs/engine.md says why).
 
-The host reads nothing of a pass but its table of results, and for traces the numbers of detail.py.
+The host reads nothing of a pass but its table of results, and for traces the numbers behind a decision.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.cache.base import Span
-from unmask.engine.detail import RowNumbers, row_numbers
-from unmask.engine.plan import Plan
-from unmask.engine.rows import Group, PassResult
+from unmask.engine.plan import Detail, Plan
+from unmask.engine.rows import Group, PassResult, RowNumbers
 from unmask.engine.window import Pass
 from unmask.policies import with_progress
-from unmask.types import Decision, StepView
+from unmask.rules.marginals import probability_of, top2_margin
+from unmask.types import Decision, Open, StepView
 
 # A row of the table of results has, for each of k columns, the token after the pass, whether it was committed and
 # whether it was opened again; then a number for each flag, in this order.
@@ -76,14 +76,18 @@ def commit(
     goes_on = (after == mask_id).any(-1)
     goes_on = goes_on if drifted is None else goes_on & ~drifted
     broken = _broken(group.plan, view, logits)
-    flags = {"waiting": decision.wait, "drifted": drifted, "broken": broken, "foreign": foreign, "goes_on": goes_on}
+    no = torch.zeros_like(goes_on)  # for what is None: False in every row
+    in_order = (decision.wait, drifted, broken, foreign, goes_on)  # as FLAGS names them
+    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
+    flags = [(no if flag is None else flag)[:, None] for flag in in_order]
+    told = torch.cat([committed, remasked, *flags], dim=1)
     return Decided(
         tokens=tokens,
-        table=_table(after, committed, remasked, **flags),
+        table=torch.cat([after, told], dim=1),
         blocks=done.window.blocks,
         refreshed=done.refreshed,
         state=state,
-        numbers=None if group.detail is None else row_numbers(view, decision, written, group.detail),
+        numbers=None if group.detail is None else _row_numbers(view, decision, written, group.detail),
     )
 
 
@@ -131,14 +135,35 @@ def _broken(plan: Plan, view: StepView, logits: Float[Tensor, "b k v"]) -> Bool[
     return (view.masked & ~usable).any(-1)
 
 
-def _table(
-    tokens: Int[Tensor, "b k"],
-    committed: Bool[Tensor, "b k"],
-    remasked: Bool[Tensor, "b k"] | None,
-    **flags: Bool[Tensor, " b"] | None,
-) -> Int[Tensor, "b results"]:
-    """The table of a decision; what is None is False in every row."""
-    no = torch.zeros_like(committed[:, 0])
-    told = [(no if flag is None else flag)[:, None] for flag in (flags[name] for name in FLAGS)]
-    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
-    return torch.cat([tokens, torch.cat([committed, remasked, *told], dim=1)], dim=1)
+def _row_numbers(view: StepView, decision: Decision, written: Int[Tensor, "b k"], detail: Detail) -> list[RowNumbers]:
+    """The numbers of every row; `written`: the token of each column, if it is committed.
+
+    Several host reads gather them, so there are none unless a trace is recorded.
+    """
+    logits = view.working(view.logits)
+    probability, margin = probability_of(written, logits).tolist(), top2_margin(logits).tolist()
+    best = logits.softmax(-1).topk(min(detail.candidates, logits.shape[-1]), dim=-1)
+    candidates, shares = best.indices.tolist(), best.values.tolist()
+    score = decision.score.tolist()
+    intensity = None if decision.intensity is None else decision.intensity.tolist()
+    overlap = decision.overlap.tolist() if detail.overlap and decision.overlap is not None else None
+    found = []
+    for row, (start, masked) in enumerate(zip(view.start.tolist(), view.masked.tolist(), strict=True)):
+        columns = [column for column, open_ in enumerate(masked) if open_]
+        opened = tuple(
+            Open(
+                position=start + column,
+                candidates=tuple(zip(candidates[row][column], shares[row][column], strict=True)),
+                score=score[row][column],
+                margin=margin[row][column],
+                intensity=None if intensity is None else intensity[row][column],
+            )
+            for column in columns
+        )
+        committed = {
+            one.position: {"probability": probability[row][column], "margin": one.margin, "intensity": one.intensity}
+            for column, one in zip(columns, opened, strict=True)
+        }
+        between = None if overlap is None else [[overlap[row][a][b] for b in columns] for a in columns]
+        found.append(RowNumbers(open=opened, committed=committed, overlap=between))
+    return found

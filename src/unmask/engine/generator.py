@@ -18,9 +18,8 @@ from torch import Tensor
 from unmask.cache.storage import StoragePool
 from unmask.device import fast_module
 from unmask.engine.decode import decode
-from unmask.engine.detail import Detail
 from unmask.engine.likelihood import loglikelihood
-from unmask.engine.plan import OF_BATCHES, plan, quantization_of
+from unmask.engine.plan import OF_BATCHES, Detail, plan, quantization_of
 from unmask.engine.prompts import (
     Message,
     Prompt,
@@ -33,9 +32,8 @@ from unmask.engine.prompts import (
     token_rows,
 )
 from unmask.engine.run import events_of, failure, stream_of, watched
-from unmask.engine.runner import Runner, runner_for
+from unmask.engine.runner import Runner, TimedRunner, runner_for
 from unmask.engine.scheduler import Request, Scheduler
-from unmask.engine.timed import TimedRunner
 from unmask.errors import UnmaskError, WrongOption
 from unmask.models.base import LoadedModel
 from unmask.policies import Policy

@@ -34,15 +34,5 @@ def load(
         cache_dir: Folder for downloads; default the hub's own.
         on_bytes: Called after each tensor with the bytes of weights that were read, and how many there are.
     """
-    return Generator(
-        load_model(
-            path_or_name,
-            device=device,
-            dtype=dtype,
-            quantize=quantize,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            on_bytes=on_bytes,
-        )
-    )
+    hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    return Generator(load_model(path_or_name, device=device, dtype=dtype, quantize=quantize, on_bytes=on_bytes, **hub))

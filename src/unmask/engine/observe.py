@@ -1,16 +1,24 @@
-"""From a prediction to what a policy sees: logits in the right dtype, proposals, and whatever else it needs."""
+"""From a prediction to what a policy sees: logits in the right dtype, proposals, and whatever else it needs.
+
+A token is proposed for each open position; the policy decides which positions to commit. Both conventions draw tokens
+from softmax(logits / temperature), narrowed by top-p and top-k. They differ in what the policy then sees: with LLaDA's
+the plain distribution, with Dream's the distribution that the token was drawn from.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.device import kernels_on, widest_float
 from unmask.engine.plan import Plan
 from unmask.engine.rows import Group
-from unmask.engine.sampling import propose
 from unmask.engine.window import Pass, Window
+from unmask.rules.marginals import best_token
+from unmask.settings import Settings
 from unmask.types import StepView
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -59,17 +67,15 @@ def observe(group: Group, done: Pass, *, own: bool = False) -> tuple[StepView, F
 
 def _scored(plan: Plan, logits: Float[Tensor, "b k v"], *, own: bool) -> Float[Tensor, "b k v"]:
     """Logits in a dtype that rules score exactly, without the tokens that must not be proposed."""
-    barred = [plan.spec.mask_id] if plan.settings.suppress_mask_token else []
-    barred = [*barred, plan.spec.eos_id] if plan.settings.logits_eos_inf else barred
-    return _without(logits.to(_dtype(plan, logits), copy=not own), barred)
-
-
-def _dtype(plan: Plan, logits: Float[Tensor, "b k v"]) -> torch.dtype:
-    if plan.settings.reference_dtype:
-        return widest_float(logits.device) if plan.spec.convention == "llada" else logits.dtype
-    # Kernels widen half precision as they read it, which is exact. Logits to draw from must not be rounded to it.
-    as_it_comes = plan.settings.temperature == 0.0 and logits.dtype in _HALF and kernels_on(logits.device)
-    return logits.dtype if as_it_comes else torch.float32
+    spec, settings = plan.spec, plan.settings
+    if settings.reference_dtype:
+        dtype = widest_float(logits.device) if spec.convention == "llada" else logits.dtype
+    else:
+        # Kernels widen half precision as they read it, which is exact. Logits to draw from must not be rounded to it.
+        as_it_comes = settings.temperature == 0.0 and logits.dtype in _HALF and kernels_on(logits.device)
+        dtype = logits.dtype if as_it_comes else torch.float32
+    barred = [spec.mask_id] if settings.suppress_mask_token else []
+    return _without(logits.to(dtype, copy=not own), [*barred, spec.eos_id] if settings.logits_eos_inf else barred)
 
 
 def _without(logits: Float[Tensor, "b k v"], tokens: list[int]) -> Float[Tensor, "b k v"]:
@@ -84,3 +90,39 @@ def _uniform(window: Window, generators: list[torch.Generator]) -> Float[Tensor,
     for row, (width, generator) in enumerate(zip(window.widths, generators, strict=True)):
         drawn[row, :width] = torch.rand(width, generator=generator, device=generator.device)
     return drawn
+
+
+def narrow(logits: Float[Tensor, "*b v"], settings: Settings) -> Float[Tensor, "*b v"]:
+    """Logits after temperature, then top-p (the token that crosses the line is kept), then top-k; the rest is -inf."""
+    logits = logits / settings.temperature
+    if settings.top_p < 1.0:
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        mass = ordered.softmax(-1)
+        beyond = mass.cumsum(-1) - mass > settings.top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    if 0 < settings.top_k < logits.shape[-1]:
+        order = logits.argsort(dim=-1, descending=True, stable=True)
+        beyond = torch.ones_like(logits, dtype=torch.bool).scatter(-1, order[..., : settings.top_k], False)
+        logits = logits.masked_fill(beyond, -torch.inf)
+    return logits
+
+
+def propose(
+    logits: Float[Tensor, "b k v"],
+    settings: Settings,
+    widths: Sequence[int],
+    generators: Sequence[torch.Generator | None],
+) -> tuple[Int[Tensor, "b k"], Float[Tensor, "b k v"]]:
+    """A token for every position, and the logits it was drawn from.
+
+    Noise is drawn row by row for the row's own block, so that a row's tokens do not depend on the other rows.
+    """
+    if settings.temperature == 0.0:
+        return best_token(logits), logits
+    dtype, device = widest_float(logits.device), logits.device
+    drawn_from = narrow(logits.to(dtype), settings)
+    noised = drawn_from.clone()
+    for row, (width, generator) in enumerate(zip(widths, generators, strict=True)):
+        uniform = torch.rand((width, logits.shape[-1]), generator=generator, device=device, dtype=dtype)
+        noised[row, :width] -= (-uniform.log()).log()  # Gumbel noise
+    return noised.argmax(-1), drawn_from.to(logits.dtype)

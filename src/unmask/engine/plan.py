@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from unmask import __version__, policies
-from unmask.cache import Cache, cache_for
+from unmask.cache.kinds import Cache, cache_for
 from unmask.device import widest_float
 from unmask.engine.canvas import Canvas
 from unmask.engine.text import Ending
 from unmask.errors import UnknownName, UnmaskError
 from unmask.models.base import MaskedLM, ModelSpec, capabilities_of
 from unmask.models.checkpoint.tokenizer import TextCodec
+from unmask.options import check_bounds, parameter
 from unmask.policies import WHOLE_CANVAS, Policy, is_pure, name_of, needs_of, remasks
 from unmask.policies.presets import FAMILIES
 from unmask.settings import Settings
@@ -26,6 +27,22 @@ OF_BATCHES = ("batch_size", "timed", "on_step", "on_output")
 # Settings that each row has for itself: requests that differ only in these may be decided together.
 _OWN = ("max_tokens", "block_size", "sliding", "seed", "cache", "refresh", "cfg_scale")
 _OWN += ("stop", "stop_token_ids", "early_stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """What events should tell beyond the commits; each costs time.
+
+    Attributes:
+        candidates: Likeliest tokens of every open position.
+        overlap: Whether the overlap matrix is told, for policies that have one.
+    """
+
+    candidates: int = parameter(5, least=0)
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +95,7 @@ class Plan:
             whole="sequence_logits" in self.needs,
             shadow="shadow" in self.needs,
             attention_layers=layers(self.spec.n_layers) if "attention" in self.needs else None,
-            drift=self.settings.tolerated_drift if self.cache.kind in ("prefix", "dual") else None,
+            drift=self.settings.refresh_rule()[1] if self.cache.kind in ("prefix", "dual") else None,
             block_size=self.block_size if self.spec.causal else None,
             verify=self.settings.verify,
         )
@@ -113,9 +130,8 @@ class Plan:
         if (quantize := quantization_of(model)) is not None:
             header["quantize"] = quantize
         if (widest := widest_float(model.device)) != torch.float64:
-            header["notes"] = [
-                f"{model.device.type} has no float64: what the public code does in it was done in {_plain(widest)}"
-            ]
+            instead = f"what the public code does in it was done in {_plain(widest)}"
+            header["notes"] = [f"{model.device.type} has no float64: {instead}"]
         return header
 
 
@@ -126,11 +142,8 @@ def plan(
     spec, family = model.spec, preset_name(model.spec)
     given = _merged(settings, shorthand or {}).to_dict()
     policy = policies.resolve(policy, family)
-    made = Plan(
-        policy=policy,
-        settings=policies.resolve_settings(policy, family, given, recommended=recommended(spec)),
-        spec=spec,
-    )
+    settings = policies.resolve_settings(policy, family, given, recommended=recommended(spec))
+    made = Plan(policy=policy, settings=settings, spec=spec)
     check(made, model)
     return made
 
@@ -191,18 +204,16 @@ def quantization_of(model: MaskedLM) -> str | None:
 
 def _merged(settings: Settings | None, shorthand: Mapping[str, Any]) -> Settings:
     if settings is not None and not isinstance(settings, Settings):
-        raise UnmaskError(
-            f"settings must be a Settings object, got {type(settings).__name__}; or give its fields as keywords"
-        )
+        got = type(settings).__name__
+        raise UnmaskError(f"settings must be a Settings object, got {got}; or give its fields as keywords")
     known = {item.name: item.default for item in fields(Settings)}
     for key in shorthand:
         if key in OF_BATCHES:
             raise UnmaskError(f"{key} is for generate, chat and infill only")
+        if key not in known and (owner := policies.owner_of(key)) is not None:
+            way = f"pass policy=policies.get({owner!r}, {key}=...)"
+            raise UnmaskError(f"{key} is a parameter of policies such as {owner}, not a setting: {way}")
         if key not in known:
-            owner = policies.owner_of(key)
-            if owner is not None:
-                way = f"pass policy=policies.get({owner!r}, {key}=...)"
-                raise UnmaskError(f"{key} is a parameter of policies such as {owner}, not a setting: {way}")
             raise UnknownName("setting", key, known)
         if settings is not None and getattr(settings, key) != known[key]:
             raise UnmaskError(f"{key} is given twice: in settings and as a keyword")

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from unmask.engine.detail import Detail
-from unmask.engine.plan import Plan, plan
+from unmask.engine.plan import Detail, Plan, plan
 from unmask.engine.scheduler import Request
 from unmask.errors import TooLong, UnmaskError, WrongOption
 from unmask.models.base import LoadedModel, ModelSpec
@@ -36,10 +35,8 @@ def as_batch(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> tuple[list[Any], bool]:
     """The conversations as a list, and whether there was just one."""
     if not isinstance(messages, list | tuple):
-        one = "[{'role': 'user', 'content': ...}]"
-        raise UnmaskError(
-            f"messages must be a list such as {one}, got {type(messages).__name__}; a prompt is for generate"
-        )
+        one, got = "[{'role': 'user', 'content': ...}]", type(messages).__name__
+        raise UnmaskError(f"messages must be a list such as {one}, got {got}; a prompt is for generate")
     single = not messages or isinstance(messages[0], dict)
     return [messages] if single else list(messages), single
 
@@ -70,19 +67,16 @@ def token_list(prompt: Prompt, vocab_size: int) -> list[int]:
 
 def token_rows(token_ids: Sequence[Any] | Tensor, vocab_size: int, device: torch.device) -> Int[Tensor, "b n"]:
     """Token ids as rows on the device; one list of them is one row."""
+    wanted = f"token_ids must be a list of ids in [0, {vocab_size}), or rows (b, n) of equal length"
     try:
         tokens = torch.as_tensor(token_ids, device=device)
-        if tokens.numel() > 0 and tokens.is_floating_point():
-            raise ValueError("got floats")
-        tokens = tokens.long()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n) of equal length: {error}") from error
+        raise UnmaskError(f"{wanted}: {error}") from error
     tokens = tokens[None] if tokens.ndim == 1 else tokens
-    if tokens.ndim != 2 or tokens.numel() == 0:
-        raise UnmaskError(f"token_ids must be a list of ids, or rows (b, n), got the shape {tuple(tokens.shape)}")
-    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size:
-        raise UnmaskError(f"token ids must be in [0, {vocab_size})")
-    return tokens
+    of_ids = tokens.ndim == 2 and tokens.numel() > 0 and not tokens.is_floating_point()
+    if not of_ids or tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise UnmaskError(f"{wanted}, got {tokens.dtype} of the shape {tuple(tokens.shape)}")
+    return tokens.long()
 
 
 def requests_for(

@@ -13,15 +13,23 @@ from torch.nn.functional import pad
 
 from unmask.device import on_device
 from unmask.engine.canvas import Canvas
-from unmask.engine.detail import Detail, RowNumbers
-from unmask.engine.plan import Plan
+from unmask.engine.plan import Detail, Plan
 from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.policies import most_commits, name_of, remasks, state_of
-from unmask.types import Commit, StepEvent
+from unmask.types import Commit, Open, StepEvent
 
 MOST_WAITING = 1000  # passes in which a policy may wait before it fills more positions than ever
 _WIDTHS = 256  # canvases of a group are padded to a multiple of it, so that few widths occur
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowNumbers:
+    """The numbers behind a decision about one row, for a trace."""
+
+    open: tuple[Open, ...]
+    committed: dict[int, dict[str, Any]]  # by open position: fields of a Commit, if the position is committed
+    overlap: list[list[float]] | None  # of the open positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,8 @@ class Row:
 
     number: int  # in the order of admission
     request: Request
+    canvas: Canvas
+    plan: Plan
     generator: torch.Generator
     slot: int = 0  # of its call's storage
     filled: int = 0  # most positions that were filled after a pass
@@ -54,14 +64,6 @@ class Row:
     leaving: bool = False  # ends with the pass under way: its request was abandoned, or its text is complete
     done: bool = False
     guesses: list[list[int]] = field(default_factory=list)  # what the canvas may become; see verify.py
-
-    @property
-    def canvas(self) -> Canvas:
-        return self.request.canvas
-
-    @property
-    def plan(self) -> Plan:
-        return self.request.plan
 
     def record(self, turns: list[PassResult]) -> StepEvent:
         """Write what a pass did to the canvas; returns the event. A pass has one turn, or more if guesses came true."""
@@ -89,7 +91,7 @@ class Row:
             committed=tuple(sorted(commits, key=lambda commit: commit.position)),
             remasked=remasked,
             refreshed=turns[0].refreshed,
-            open=None if numbers is None else tuple(numbers.open.values()),
+            open=None if numbers is None else numbers.open,
             overlap=None if numbers is None else numbers.overlap,
             finished=self.done,
             error=error,
@@ -97,7 +99,7 @@ class Row:
 
     def _commits(self, turn: PassResult) -> Iterator[Commit]:
         for position, token in turn.committed.items():
-            numbers = {} if turn.numbers is None else turn.numbers.of_commit(position)
+            numbers = {} if turn.numbers is None else turn.numbers.committed[position]
             yield Commit(position=position, token_id=token, text=self.request.token_text(token), **numbers)
 
     def _check(self, result: PassResult) -> None:
@@ -136,33 +138,26 @@ class Group:
     tokens: Int[Tensor, "b n"]
     holes: Bool[Tensor, "b n"]  # the positions to fill
     rows: list[Row] = field(default_factory=list)
-    newcomers: list[Row] = field(default_factory=list)  # not on the device yet
     state: Any = None
     length: int = 0  # of the longest canvas; stays when rows leave, so that a policy's state keeps its shape
-
-    @classmethod
-    def empty(cls, request: Request, device: torch.device) -> Group:
-        """A group for this request and others like it."""
-        none = torch.empty(0, 0, dtype=torch.long, device=device)
-        return cls(plan=request.plan, detail=request.detail, tokens=none, holes=none.bool())
 
     def takes(self, request: Request) -> bool:
         """Whether the request may join: not while the policy keeps state, since a new row would have no history."""
         mine, its = ((plan.policy, plan.decision_settings) for plan in (self.plan, request.plan))
         return mine == its and self.detail == request.detail and self.state is None
 
-    def take_in(self) -> None:
-        """Append the newcomers to the rows and to the tensors of the group."""
-        rows, self.newcomers = self.newcomers, []
-        if not rows:
-            return
-        self.rows += rows
+    def take_in(self) -> bool:
+        """Bring rows that have joined to the device; true if there are any."""
+        joined = self.rows[len(self.tokens) :]
+        if not joined:
+            return False
         self.length = max(row.canvas.length for row in self.rows)
         width, spec = -(-self.length // _WIDTHS) * _WIDTHS, self.plan.spec
-        added = padded([row.canvas.tokens for row in rows], width, spec.eos_id, self.tokens.device)
+        added = padded([row.canvas.tokens for row in joined], width, spec.eos_id, self.tokens.device)
         wider = (0, width - self.tokens.shape[1])  # negative: the tensors become narrower
         self.tokens = torch.cat([pad(self.tokens, wider, value=spec.eos_id), added])
         self.holes = torch.cat([pad(self.holes, wider), added == spec.mask_id])
+        return True
 
     def retire(self) -> list[Row]:
         """Remove the rows that are done, and return them."""

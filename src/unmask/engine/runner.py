@@ -7,35 +7,30 @@ results of this one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import time
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unmask import policies
 from unmask.cache.storage import StoragePool
-from unmask.device import fast_module
+from unmask.device import fast_module, on_device, wait_for
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import Decided, commit
-from unmask.engine.forward import forward
 from unmask.engine.observe import observe
 from unmask.engine.rows import Group, PassResult, Row
-from unmask.engine.verify import forward_with_guesses, verified
+from unmask.engine.verify import predicted_with_guesses, verified
 from unmask.engine.window import Pass
 from unmask.errors import UnmaskError
-from unmask.models.base import MaskedLM
-from unmask.types import Decision, StepView
+from unmask.models.base import MaskedLM, Prediction
+from unmask.types import Decision, StepView, Timing
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupResult:
-    """What a pass did to a group: on the device, or known to the host already."""
-
-    group: Group
-    decided: Decided | None = None
-    turns: list[list[PassResult]] | None = None  # of each row
+# What a pass did to a group: on the device, or, as the turns of each row, known to the host already.
+GroupResult: TypeAlias = tuple[Group, Decided | list[list[PassResult]]]
 
 
 class Runner:
@@ -48,18 +43,18 @@ class Runner:
 
     def forward(self, call: Call) -> Pass:
         """Predict the window of the call's rows."""
-        return forward_with_guesses(self.model, call) if call.kind.verify else forward(self.model, call)
+        return predicted_with_guesses(self.model, call) if call.kind.verify else predicted(self.model, call)
 
     def decide(self, group: Group, done: Pass) -> GroupResult:
         """Have the policy decide, and commit within the guarantees; the group's tokens and state are replaced."""
         try:
             if done.guessed is not None:
-                return GroupResult(group=group, turns=verified(group, done, self.decide_once))
+                return group, verified(group, done, self.decide_once)
             decided = self.decide_group(group, done)
         except UnmaskError as error:  # the rows of this group fail, the other groups go on
-            return GroupResult(group=group, turns=[[PassResult(error=error, refreshed=r)] for r in done.refreshed])
+            return group, [[PassResult(error=error, refreshed=refreshed)] for refreshed in done.refreshed]
         group.tokens, group.state = decided.tokens, decided.state
-        return GroupResult(group=group, decided=decided)
+        return group, decided
 
     def decide_group(self, group: Group, done: Pass) -> Decided:
         return self.decide_once(group, done)
@@ -84,9 +79,55 @@ class Runner:
         """End the loop; not `usable`: a pass failed, and nothing that it has written may be used again."""
 
 
+class TimedRunner(Runner):
+    """A plain runner that notes where the time of each row goes: in the model, in the policy, in everything else.
+
+    The time of a pass is shared equally by its rows, so the rows' times add up to the time of the batch. The host waits
+    for the device before it reads the clock, which costs a little, so decoding is not timed by default.
+    """
+
+    def __init__(self, model: MaskedLM, pool: StoragePool) -> None:
+        super().__init__(model, pool)
+        self.spent: dict[int, Timing] = {}  # by the number of the row
+        self.last: Timing | None = None  # of the last pass, all rows together
+        self._pass_began = self._now()
+        self._model_s = self._policy_s = 0.0
+
+    def forward(self, call: Call) -> Pass:
+        began = self._now()
+        done = super().forward(call)
+        self._model_s += self._now() - began
+        return done
+
+    def select(self, group: Group, view: StepView) -> tuple[Decision, Any]:
+        began = self._now()
+        answer = super().select(group, view)
+        self._policy_s += self._now() - began
+        return answer
+
+    def read(self, batch: Batch, results: list[GroupResult]) -> list[tuple[Row, list[PassResult]]]:
+        found = super().read(batch, results)
+        now, rows = self._now(), batch.rows
+        rest_s = max(0.0, now - self._pass_began - self._model_s - self._policy_s)
+        self.last = Timing(model_s=self._model_s, policy_s=self._policy_s, rest_s=rest_s)
+        for row in rows:
+            before = self.spent.get(row.number, Timing(model_s=0.0, policy_s=0.0, rest_s=0.0))
+            self.spent[row.number] = Timing(
+                model_s=before.model_s + self._model_s / len(rows),
+                policy_s=before.policy_s + self._policy_s / len(rows),
+                rest_s=before.rest_s + rest_s / len(rows),
+            )
+        self._pass_began, self._model_s, self._policy_s = now, 0.0, 0.0
+        return found
+
+    def _now(self) -> float:
+        wait_for(self.model.device)
+        return time.perf_counter()
+
+
 def joined_tables(results: list[GroupResult]) -> Int[Tensor, " numbers"]:
     """The tables of all groups one behind the other, to be read at once."""
-    parts = [result.decided.table.flatten() for result in results if result.decided is not None]
+    parts = [result.table.flatten() for _, result in results if isinstance(result, Decided)]
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
@@ -95,13 +136,61 @@ def joined_tables(results: list[GroupResult]) -> Int[Tensor, " numbers"]:
 def rows_of(results: list[GroupResult], numbers: list[int]) -> list[tuple[Row, list[PassResult]]]:
     """Every row of every group and its turns, from the numbers of the joined tables."""
     found, at = [], 0
-    for result in results:
-        turns = result.turns
-        if result.decided is not None:
-            end = at + result.decided.table.numel()
-            turns, at = [[turn] for turn in result.decided.read(numbers[at:end])], end
-        found += zip(result.group.rows, turns or (), strict=True)
+    for group, turns in results:
+        if isinstance(turns, Decided):
+            end = at + turns.table.numel()
+            turns, at = [[turn] for turn in turns.read(numbers[at:end])], end
+        found += zip(group.rows, turns, strict=True)
     return found
+
+
+def predicted(model: MaskedLM, call: Call) -> Pass:
+    """Ask the model for the logits of every row's block, or of every position where a policy needs them."""
+    plan, window, tokens = call.plan(), call.window(), call.tokens()
+    kind, (cache, *others) = call.kind, call.caches
+    at = None if kind.whole else window.predicted(plan)
+    prediction = model.predict(
+        tokens,
+        plan=plan,
+        at=at,
+        cache=cache,
+        block_size=kind.block_size,
+        attention_layers=kind.attention_layers,
+        shadow=window.at if kind.shadow else None,
+        states=kind.drift is not None,
+    )
+    drifted = None
+    if call.drift is not None and cache is not None:
+        assert prediction.states is not None
+        masked = window.columns(tokens == model.spec.mask_id) & window.inside
+        drifted = call.drift.drifted(plan, cache.index, prediction.states, window.at, masked)
+        prediction = replace(prediction, states=None)  # large, and of no use any more
+    if kind.guided:
+        without_prompt = tokens.masked_fill(~call.holes(), model.spec.mask_id)
+        unguided = model.predict(without_prompt, plan=plan, at=at, cache=others[0], block_size=kind.block_size).logits
+        scale = _scales(call, unguided)
+        prediction = replace(prediction, logits=unguided + (scale + 1.0) * (prediction.logits - unguided))
+    if kind.whole or prediction.attention is not None:
+        prediction = _widened(prediction, call.length, whole=kind.whole)
+    return Pass.of(plan, window, prediction, drifted)
+
+
+def _widened(prediction: Prediction, length: int, *, whole: bool) -> Prediction:
+    """Sequence tensors as wide as the call, which stays so when rows leave: a policy's state keeps its shape."""
+    logits, attention = prediction.logits, prediction.attention
+    if whole and logits.shape[1] < length:
+        logits = pad(logits, (0, 0, 0, length - logits.shape[1]))
+    if attention is not None and (missing := length - attention.shape[1]):
+        attention = pad(attention, (0, missing, 0, missing))
+    return replace(prediction, logits=logits, attention=attention)
+
+
+def _scales(call: Call, logits: Float[Tensor, "b k v"]) -> Float[Tensor, "b 1 1"] | float:
+    """How strongly each row is guided; one number if all rows have the same."""
+    scales = [row.plan.settings.cfg_scale for row in call.rows]
+    if len(set(scales)) == 1:
+        return scales[0]
+    return on_device(torch.tensor(scales, dtype=logits.dtype), logits.device)[:, None, None]
 
 
 def runner_for(model: MaskedLM, pool: StoragePool) -> Runner:

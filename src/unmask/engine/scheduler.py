@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from unmask.engine.canvas import Canvas
-from unmask.engine.detail import Detail
-from unmask.engine.plan import Plan
-from unmask.engine.text import Ending, TextStream, continued, infilled, is_complete, shown
+from unmask.engine.plan import Detail, Plan
+from unmask.engine.text import Ending, TextStream, output_of, shown
 from unmask.errors import UnmaskError
 from unmask.policies import remasks
 from unmask.trace.record import Trace, pass_line, result_line
@@ -37,15 +36,16 @@ class Request:
         self.abandoned = True
 
     def ended(self) -> bool:
-        """Whether decoding may stop before the canvas is filled, because the text is complete."""
-        if not self.plan.settings.early_stop or self.ending is None:
+        """Whether decoding may stop before the canvas is filled, because its finished blocks hold the whole text."""
+        # An end-of-text token within a hole does not end the text behind the hole.
+        if self.ending is None or not (self.plan.settings.early_stop and self.canvas.continues):
             return False
-        return is_complete(self.canvas, self.ending)
+        return self.ending.cut(self.canvas.prefix(whole_blocks=True))[2]
 
     def output(self) -> Output:
         """What the finished canvas says."""
         assert self.ending is not None
-        return infilled(self.canvas, self.ending) if self.infills else continued(self.canvas, self.ending)
+        return output_of(self.canvas, self.ending, infills=self.infills)
 
     def token_text(self, token_id: int) -> str | None:
         """How a token reads alone; None where the request has no text."""
@@ -64,7 +64,9 @@ class Request:
     def stream(self, step: StepEvent) -> StreamEvent:
         """The event of a pass, with the text that has become certain."""
         assert self.ending is not None
-        self._text = self._text or TextStream(ending=self.ending.never() if self.infills else self.ending)
+        if self._text is None:  # an infilled text is whole, and has its special tokens
+            whole = replace(self.ending, token_ids=(), strings=(), special=True)
+            self._text = TextStream(ending=whole if self.infills else self.ending)
         output = self.hear(step)
         prefix = self.canvas.prefix(whole_blocks=remasks(self.plan.policy), given=self.infills)
         if self.infills:

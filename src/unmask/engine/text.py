@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from unmask.engine.canvas import Canvas
 from unmask.models.checkpoint.tokenizer import TextCodec
@@ -21,10 +21,6 @@ class Ending:
     strings: Sequence[str]
     codec: TextCodec
     special: bool = False  # special tokens are part of the text
-
-    def never(self) -> Ending:
-        """The same tokenizer, and nothing that ends a text: an infilled text is whole, and has its special tokens."""
-        return replace(self, token_ids=(), strings=(), special=True)
 
     def cut(self, ids: list[int]) -> tuple[list[int], str, bool]:
         """The ids and the text before the end, and whether the text has an end."""
@@ -80,18 +76,6 @@ class TextStream:
         return delta
 
 
-def is_complete(canvas: Canvas, ending: Ending) -> bool:
-    """Whether the finished blocks of a continuation hold its whole text."""
-    # In an infilled text, an end-of-text token within a hole does not end the text behind the hole.
-    return canvas.continues and ending.cut(canvas.prefix(whole_blocks=True))[2]
-
-
-def continued(canvas: Canvas, ending: Ending) -> Output:
-    """The result of a continuation, cut where the text ends."""
-    ids, text, ended = ending.cut(canvas.filled)
-    return _output(canvas, ids=ids, text=text, completion=len(ids), reason="stop" if ended else "length")
-
-
 def shown(canvas: Canvas, tokens: list[int], special: Collection[int]) -> list[int]:
     """The tokens that the text of an infilling, or of its beginning, is made of.
 
@@ -104,18 +88,19 @@ def shown(canvas: Canvas, tokens: list[int], special: Collection[int]) -> list[i
     return kept[texts[0] : texts[-1] + 1] if texts else []
 
 
-def infilled(canvas: Canvas, ending: Ending) -> Output:
-    """The result of an infilling: the whole text."""
-    text = ending.codec.decode(shown(canvas, canvas.tokens, ending.codec.special_ids), special=True)
-    return _output(canvas, ids=list(canvas.tokens), text=text, completion=len(canvas.holes), reason="stop")
-
-
-def _output(canvas: Canvas, *, ids: list[int], text: str, completion: int, reason: str) -> Output:
+def output_of(canvas: Canvas, ending: Ending, *, infills: bool) -> Output:
+    """What a finished canvas says: a continuation up to where its text ends, or an infilled text as a whole."""
+    if infills:
+        text = ending.codec.decode(shown(canvas, canvas.tokens, ending.codec.special_ids), special=True)
+        ids, ended, completion = list(canvas.tokens), True, len(canvas.holes)
+    else:
+        ids, text, ended = ending.cut(canvas.filled)
+        completion = len(ids)
     prompt = len(canvas.tokens) - len(canvas.holes)
     return Output(
         text=text,
         token_ids=ids,
-        finish_reason=reason,
+        finish_reason="stop" if ended else "length",
         usage=Usage(prompt_tokens=prompt, completion_tokens=completion, forward_passes=canvas.passes),
         canvas_ids=canvas.filled,
         step_map=[canvas.step_map[position] for position in canvas.holes],

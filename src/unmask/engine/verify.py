@@ -33,7 +33,7 @@ Decide = Callable[[Group, Pass], Decided]  # the runner's `decide_once`
 FILL = Fixed(tokens_per_pass=2**31)  # a policy that commits the whole block
 
 
-def forward_with_guesses(model: MaskedLM, call: Call) -> Pass:
+def predicted_with_guesses(model: MaskedLM, call: Call) -> Pass:
     """Predict the rows of the call and their guesses in one model call."""
     rows, count = call.rows, 1 + call.kind.verify
     blocks = [_blocks(row.canvas) for row in rows]
@@ -65,7 +65,7 @@ class _Ahead:
 
     def __init__(self, number: int, row: Row) -> None:
         self.number, self.row = number, row
-        self.copy = replace(row, request=replace(row.request, canvas=row.canvas.copy()))
+        self.copy = replace(row, canvas=row.canvas.copy())
         self.state = 0  # the state whose prediction was used last
         self.turns: list[PassResult] = []
 
@@ -98,17 +98,17 @@ def verified(group: Group, done: Pass, decide: Decide) -> list[list[PassResult]]
         going = [row for row, turn in zip(going, turns, strict=True) if row.goes_on(turn)]
         if not going:
             break
-    guessing, guesses = replace(group, detail=None), [[] for _ in rows]
+    guessing = replace(group, detail=None)
+    for row in group.rows:
+        row.guesses = []
     for number in range(count):
         # The policy goes on as if predictions stayed as they are. The last guess is that the block is filled at once.
         if 0 < number == count - 1:
             guessing.plan = replace(group.plan, policy=FILL)
         if open_ := [row for row in rows if row.is_predicted]:
             guessing.tokens, _ = _turn(open_, guessing, done, decide)
-        for row, made in zip(rows, guesses, strict=True):
-            made.append(row.copy.canvas.tokens.copy())
-    for row, made in zip(group.rows, guesses, strict=True):
-        row.guesses = made
+        for ahead in rows:
+            ahead.row.guesses.append(ahead.copy.canvas.tokens.copy())
     return [row.turns for row in rows]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,12 +40,8 @@ class Window:
         at, inside = at.view(rows, width), inside.view(rows, width).bool()
         first = None
         if any(canvas.sliding < 1.0 for canvas in canvases):
-            first = at < on_device([canvas.first_block[1] for canvas in canvases], device)[:, None]
+            first = at < on_device([canvas.blocks[canvas.block_index][1] for canvas in canvases], device)[:, None]
         return cls(blocks=blocks, at=at, inside=inside, first=first, step=step, length=length, total=total)
-
-    def next(self) -> Window:
-        """The window of the next pass, when every row is still in its block."""
-        return replace(self, step=self.step + 1)
 
     def part(self, rows: slice) -> Window:
         """Some rows, no wider than they need."""

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask import policies
-from unmask.engine.sampling import propose
+from unmask.engine.observe import propose
 from unmask.errors import UnmaskError
 from unmask.policies import Policy
 from unmask.settings import Settings

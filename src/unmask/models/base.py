@@ -66,7 +66,7 @@ class PassInputs:
     cache: KVCache | None = None
     block_size: int | None = None  # of a block-causal model's blocks; None: the checkpoint's
     attention_layers: range | None = None  # layers whose attention is wanted too, averaged over heads and layers
-    shadow: Int[Tensor, "b s"] | None = None  # positions to predict again as if masked themselves (policies/wino.py)
+    shadow: Int[Tensor, "b s"] | None = None  # positions to predict again as if masked themselves (the policy wino)
     states: bool = False  # whether the states before the head are wanted as well
 
     @classmethod

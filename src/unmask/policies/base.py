@@ -1,4 +1,4 @@
-"""What a policy is, and the guarantees that hold for every policy, whatever it answers.
+"""What a policy is and remembers, and the guarantees that hold for every policy, whatever it answers.
 
 A policy decides which open positions of a block to commit after one forward pass. It never touches a model or a canvas.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
 import torch
@@ -18,7 +18,6 @@ from unmask.device import out_of_memory
 from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.options import check_bounds
 from unmask.options import parameter as parameter  # for policies, as Decision and StepView are
-from unmask.policies.memory import check_state
 from unmask.registry import Registry
 from unmask.rules.selection import best_if_none
 from unmask.types import Decision, StepView
@@ -179,7 +178,7 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
             raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not {dtype}")
         if value.device != device:
             raise WorkFailed(f"the policy {name} gave a tensor on {value.device} for {part}, not on {device}")
-    check_state(answer[1], name, b, device)
+    _check_state(answer[1], name, b, device)
     return answer
 
 
@@ -193,6 +192,18 @@ _PARTS = {
     "intensity": (2, torch.float32),
     "overlap": (3, torch.float32),
 }
+
+
+def _check_state(state: Any, policy: str, rows: int, device: torch.device) -> None:
+    """Refuse a state that cannot be cut into rows."""
+    if state is None:
+        return
+    if not is_dataclass(state) or isinstance(state, type) or not all(item.init for item in fields(state)):
+        raise WorkFailed(f"the policy {policy} gave {type(state).__name__} for its state, not a dataclass of tensors")
+    for part, value in _tensors(state).items():
+        if value.shape[:1] != (rows,) or value.device != device:
+            found = f"a tensor of shape {tuple(value.shape)} on {value.device}"
+            raise WorkFailed(f"the policy {policy} keeps {found} as {part}, not one of {rows} rows on {device}")
 
 
 def with_progress(
@@ -214,3 +225,36 @@ def require(view: StepView, name: str, policy: str) -> Tensor:
     if value is None:
         raise UnmaskError(f"the policy {policy} needs {name}, and the view has none")
     return value
+
+
+def state_of(state: Any, rows: slice | Tensor) -> Any:
+    """What a policy remembers of some rows only."""
+    return state if state is None else replace(state, **{name: value[rows] for name, value in _tensors(state).items()})
+
+
+def joined_state(states: list[Any]) -> Any:
+    """What a policy remembers of the rows of several states, one behind the other; all are None, or none is."""
+    if states[0] is None or len(states) == 1:
+        return states[0]
+    parts = [_tensors(state) for state in states]
+    return replace(states[0], **{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+
+def carried(state: Any, name: str, view: StepView, *, fresh: Tensor) -> Tensor:
+    """A tensor (b, ...) of the state; `fresh` in rows that begin a block, and everywhere without a state.
+
+    One of (b, k, ...) has this pass's columns, of which new ones hold what `fresh` holds: there are as many as the
+    widest block has, so their number changes as rows come and go.
+    """
+    if state is None:
+        return fresh
+    before = getattr(state, name)
+    if before.ndim > 1:
+        before = torch.cat([before[:, : fresh.shape[1]], fresh[:, before.shape[1] :]], dim=1)
+    begins = (view.step == 0).view(-1, *(1,) * (before.ndim - 1))
+    return torch.where(begins, fresh, before)
+
+
+def _tensors(state: Any) -> dict[str, Tensor]:
+    values = {item.name: getattr(state, item.name) for item in fields(state)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

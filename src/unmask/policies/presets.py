@@ -4,16 +4,19 @@ The four columns are GSM8K, MATH, HumanEval and MBPP; a single value holds for a
 the default of the paper's sensitivity study, since the setting of its main table is not stated.
 
 `resolve` and `resolve_settings` fill in what a caller leaves open, the same way for Python, the command line, recipes
-and HTTP.
+and HTTP. `installed` and `forms` list the policies as users see them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from unmask.errors import UnknownName, UnmaskError
+from unmask.options import described
 from unmask.policies.base import WHOLE_CANVAS, Policy, describe, get, name_of, names, needs_of, registry
 from unmask.settings import Settings
 
@@ -118,3 +121,31 @@ def _family_and_checkpoint(model: str) -> tuple[str, str]:
                 checkpoint = CHECKPOINTS.get(family)
                 return family, f"{family}-{checkpoint}" if checkpoint and checkpoint in part else family
     raise UnmaskError(f"no presets for model {model!r}; its name must tell the family: {', '.join(FAMILIES)}")
+
+
+def installed() -> list[dict[str, Any]]:
+    """Every policy with its parameters and their defaults, what it needs, and what it does."""
+    return [_listed(name) for name in names()]
+
+
+def forms(model: str) -> Iterator[dict[str, Any]]:
+    """Every policy that can be used by its name alone, for a form: its parameters, and their values for the model."""
+    for row in installed():
+        with contextlib.suppress(UnmaskError):  # a plug-in that cannot be imported, or that needs a parameter
+            chosen = preset(row["name"], model)
+            parameters = described(chosen) if is_dataclass(chosen) else []
+            yield row | {"parameters": parameters, "preset": describe(chosen)}
+
+
+def _listed(name: str) -> dict[str, Any]:
+    try:
+        cls = registry.find(name)
+    except UnmaskError as error:
+        return {"name": name, "parameters": {}, "needs": [], "about": str(error)}
+    parameters = fields(cls) if is_dataclass(cls) else ()
+    return {
+        "name": name,
+        "parameters": {item.name: "(required)" if item.default is MISSING else item.default for item in parameters},
+        "needs": sorted(getattr(cls, "needs", ())),
+        "about": (cls.__doc__ or "").strip().partition("\n")[0],
+    }

@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from unmask import policies, tasks, web
 from unmask.engine.plan import preset_name
 from unmask.options import described
-from unmask.policies import listing
+from unmask.policies import presets
 from unmask.serve.served import Served
 from unmask.serve.strict_json import dumps
 
@@ -53,7 +53,7 @@ for path in (*FILES, "/assets/{name}"):
 def form_of(served: Served) -> dict[str, Any]:
     """Everything that a form for requests must know: policies and settings with their defaults, and examples."""
     llm, own = served.llm, policies.describe(served.policy)
-    known = list(listing.forms(preset_name(llm.spec)))
+    known = list(presets.forms(preset_name(llm.spec)))
     if own["name"] not in (row["name"] for row in known):
         about = (type(served.policy).__doc__ or "").strip().partition("\n")[0]
         known.append({"name": own["name"], "parameters": described(served.policy), "preset": own, "about": about})

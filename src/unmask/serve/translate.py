@@ -11,9 +11,8 @@ from dataclasses import fields
 from typing import Any
 
 from unmask import policies
-from unmask.engine.detail import Detail
 from unmask.engine.generator import Generator
-from unmask.engine.plan import Plan, plan, preset_name
+from unmask.engine.plan import Detail, Plan, plan, preset_name
 from unmask.engine.scheduler import Request
 from unmask.errors import TooLong, UnknownName, UnmaskError, WrongOption
 from unmask.policies import Policy

@@ -1,5 +1,1 @@
 """What happened in a generation, as data."""
-
-from unmask.trace.record import SCHEMA, Trace
-
-__all__ = ["SCHEMA", "Trace"]

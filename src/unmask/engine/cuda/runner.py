@@ -8,36 +8,35 @@ guesses are verified. Then the device never waits for the host. Tokens are those
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from threading import Lock
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from unmask import policies
 from unmask.cache.base import PassPlan
 from unmask.cache.storage import StoragePool
 from unmask.device import on_device
 from unmask.engine.batch import Batch, Call
 from unmask.engine.commit import FLAGS, Decided
-from unmask.engine.cuda.decisions import Decisions, can_capture, forget_decisions
+from unmask.engine.plan import Plan
 from unmask.engine.rows import Group, PassResult, Row
 from unmask.engine.runner import GroupResult, Runner, joined_tables, rows_of
 from unmask.engine.window import Pass, Window
 from unmask.models.base import MaskedLM, PassInputs, Prediction
 from unmask.models.kernels import passes
+from unmask.models.kernels.graphs import Graphs, Run
 from unmask.models.transformer import Transformer
-from unmask.policies import most_commits
+from unmask.rules.kernels import serves
 
+_MOST = 4  # policies whose graphs are kept
+_SHAPES = 16  # shapes of each: a graph holds a copy of its logits, or keeps alive the logits that it reads in place
+_LOOKING = Lock()
 _GOES_ON = FLAGS.index("goes_on") - len(FLAGS)  # its column in a table
 Reading = Callable[[Int[Tensor, " numbers"]], Callable[[], list[int]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launched:
-    """A pass that `read` has launched, and `begin` will take over."""
-
-    rows: list[Row]
-    prediction: Prediction
 
 
 class CudaRunner(Runner):
@@ -47,7 +46,7 @@ class CudaRunner(Runner):
         super().__init__(model, pool)
         self.reading: Reading = pinned_reading
         self._pass: Pass | None = None  # the pass under way
-        self._launched: _Launched | None = None  # the pass after it, launched by `read`
+        self._launched: tuple[list[Row], Prediction] | None = None  # the pass after it, launched by `read`
         self._begun: tuple[Call, Pass] | None = None
 
     @property
@@ -77,7 +76,7 @@ class CudaRunner(Runner):
         if prediction is None and ready is not None and all(turn.goes_on for _, (turn,) in found):
             prediction = ready()
         if prediction is not None:
-            self._launched = _Launched(rows=call.rows, prediction=prediction)
+            self._launched = call.rows, prediction
         return found
 
     def begin(self, batch: Batch) -> None:
@@ -88,18 +87,18 @@ class CudaRunner(Runner):
         if launched is None:
             self._begun = call, super().forward(call)
             return
-        prediction, rows = launched.prediction, call.rows
-        if rows != launched.rows:  # a row has failed
-            index = on_device([launched.rows.index(row) for row in rows], self.model.device)
+        rows, prediction = launched
+        if call.rows != rows:  # a row has failed
+            index = on_device([rows.index(row) for row in call.rows], self.model.device)
             prediction = Prediction(logits=prediction.logits[index])
-        plan, window = call.plan(), call.window()
-        self._begun = call, Pass.of(plan, window, prediction)
+        self._begun = call, Pass.of(call.plan(), call.window(), prediction)
 
     def close(self, *, usable: bool) -> None:
         self._pass = self._launched = self._begun = None
         if not usable:  # memory may have run out: drop everything that is kept for later
             self.pool.clear()
-            forget_decisions(self.pool)
+            with _LOOKING:
+                self.pool.kept.clear()
             passes.forget(self.model)
 
     def prepare(self, call: Call, plan: PassPlan, at: Int[Tensor, "b k"] | None) -> Callable[[], Prediction] | None:
@@ -134,7 +133,7 @@ class CudaRunner(Runner):
         shifts = {after - before for before, after in zip(starts[::2], starts[1::2], strict=False)}
         if len(blocks) < 2 * len(rows) or len(widths) > 1 or len(shifts) > 1:
             return None
-        tables = [result.decided.table for result in results if result.decided is not None]
+        tables = [result.table for _, result in results if isinstance(result, Decided)]
         if len(tables) < len(results):
             return None
         goes_on = torch.cat([table[:, _GOES_ON] for table in tables]) > 0
@@ -145,10 +144,11 @@ class CudaRunner(Runner):
 
 def _cannot_complete(call: Call) -> bool:
     """Whether every policy leaves its rows' blocks open in this pass, whatever it sees."""
-    return all(
-        most_commits(row.plan.policy, row.canvas.open_in_block(), row.canvas.block_step) < row.canvas.open_in_block()
-        for row in call.rows
-    )
+    for row in call.rows:
+        left = row.canvas.open_in_block()
+        if policies.most_commits(row.plan.policy, left, row.canvas.block_step) >= left:
+            return False
+    return True
 
 
 def pinned_reading(numbers: Int[Tensor, " numbers"]) -> Callable[[], list[int]]:
@@ -165,3 +165,67 @@ def pinned_reading(numbers: Int[Tensor, " numbers"]) -> Callable[[], list[int]]:
         return copy.tolist()
 
     return read
+
+
+class Decisions:
+    """One policy's decisions as CUDA graphs: dozens of small launches between a prediction and the read become one.
+
+    They live as long as the generator's storage pool, and serve every generation with the same policy and settings.
+    """
+
+    def __init__(self) -> None:
+        self.graphs = Graphs(after=2, pads=True, steady=(3, 4, 5, 6, 7), most=_SHAPES)
+        self._lock = Lock()
+
+    @classmethod
+    def of(cls, pool: StoragePool, plan: Plan) -> Decisions:
+        """The captured decisions for the plan's policy and settings, none at first."""
+        with _LOOKING:
+            kept, key = pool.kept, (plan.spec, plan.policy, plan.decision_settings)
+            found = kept[key] = kept.pop(key, None) or cls()  # the latest to be used comes last
+            if len(kept) > _MOST:
+                del kept[next(iter(kept))]
+            return found
+
+    def __call__(self, runner: Runner, group: Group, done: Pass) -> Decided:
+        """What comes of the decision: copies, which the next call leaves alone."""
+        # A graph has its logits to itself, so a captured decision may write to them.
+        decide, inputs, flags = decision_of(runner, group, done, own=torch.cuda.is_current_stream_capturing)
+        # Logits that the model always leaves in the same place are read there.
+        home = inputs[0].data_ptr() if done.prediction.fleeting else None
+        with self._lock:
+            at_home = () if home is None else (0,)
+            tokens, table = self.graphs(decide, *inputs, kind=(flags, home), at_home=at_home)
+            tokens, table = tokens.clone(), table.clone()
+        return Decided(tokens=tokens, table=table, blocks=done.window.blocks, refreshed=done.refreshed)
+
+
+def decision_of(
+    runner: Runner, group: Group, done: Pass, *, own: Callable[[], bool]
+) -> tuple[Run, tuple[Tensor, ...], tuple[str, ...]]:
+    """A group's decision as a function of tensors alone, these tensors, and the flags that are among them.
+
+    The fourth to the eighth tensor stay as they are from pass to pass. `own`: the function may write to its logits.
+    """
+    window = done.window
+    optional = {name: getattr(done, name) for name in ("drifted", "first_only", "pin_first")} | {"first": window.first}
+    flags = {name: flag for name, flag in optional.items() if flag is not None}
+
+    def decide(logits: Tensor, tokens: Tensor, step: Tensor, *steady: Tensor) -> tuple[Tensor, Tensor]:
+        holes, at, inside, length, total, *values = steady
+        here: dict[str, Any] = dict.fromkeys(optional) | dict(zip(flags, values, strict=True))
+        first = here.pop("first")
+        window = Window(blocks=(), at=at, inside=inside, first=first, step=step, length=length, total=total)
+        part = Pass(window=window, prediction=Prediction(logits=logits), **here)
+        decided = runner.decide_once(replace(group, rows=[], tokens=tokens, holes=holes), part, own=own())
+        return decided.tokens, decided.table
+
+    steady = (group.holes, window.at, window.inside, window.length, window.total)
+    return decide, (done.prediction.logits, group.tokens, window.step, *steady, *flags.values()), tuple(flags)
+
+
+def can_capture(group: Group, done: Pass) -> bool:
+    """Whether the decision of the group is a function of tensors alone, and kernels serve its logits."""
+    plan = group.plan
+    pure = policies.is_pure(plan.policy) and not plan.needs
+    return pure and plan.settings.temperature == 0.0 and group.detail is None and serves(done.prediction.logits)
