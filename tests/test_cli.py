@@ -13,7 +13,7 @@ import pytest
 import unmask
 from unmask import flags
 from unmask.cli import main, run
-from unmask.commands.chat import Conversation
+from unmask.commands.generate import Conversation
 from unmask.engine.generator import Generator
 from unmask.models.toy import SENTENCE, Toy
 from unmask.trace.record import Trace

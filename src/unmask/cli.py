@@ -14,9 +14,8 @@ from click.shell_completion import shell_complete
 
 from unmask import __version__
 from unmask.commands import bench
-from unmask.commands.chat import chat
 from unmask.commands.evaluate import eval_, policies, report
-from unmask.commands.generate import generate
+from unmask.commands.generate import chat, generate
 from unmask.commands.serve import batch, play, serve, view
 from unmask.errors import Interrupted, UnmaskError
 from unmask.parsing import Command

@@ -72,13 +72,12 @@ def bench_step(
     subject = Subject(model, ceilings)
     for load in announced(loads, model, on_progress):
         passes = _second_blocks(model, load, workload.repeats)
-        kinds = [KINDS[load.cache]] if load.cache == "none" else [REFRESH, KINDS[load.cache]]
-        occurred = [kind for kind in kinds if any(found.timing for found in passes if found.kind == kind)]
-        if not occurred:
+        if all(found.kind == MIXED for found in passes):
             raise WorkFailed(f"{load.in_words()}: no pass had every row in the second block; use batch 1")
-        measured += [_step(subject, load, [found for found in passes if found.kind == kind]) for kind in occurred]
-        for kind in kinds:
-            if kind not in occurred:
+        for kind in (KINDS[load.cache],) if load.cache == "none" else (REFRESH, KINDS[load.cache]):
+            if of_kind := [found for found in passes if found.kind == kind]:
+                measured.append(_step(subject, load, of_kind))
+            else:
                 on_missing(f"{load.in_words()}: no pass of the kind {kind!r} occurred in the second block")
     return measured
 
@@ -152,7 +151,6 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "repeats": repeats,
         "forward_passes": len(passes),  # of the batch
         "seconds": seconds,
-        "p50_s": seconds,
         "fastest_s": times[0],
         "slowest_s": times[-1],
         "p99_s": times[math.ceil(0.99 * len(times)) - 1],  # nearest rank: of fewer than a hundred runs, the slowest

@@ -10,7 +10,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask import flags, progress, screen, terminal
+from unmask import flags, progress, terminal
 from unmask.errors import Interrupted
 from unmask.options import option
 
@@ -40,7 +40,7 @@ def eval_(
         if as_json:
             print("\n".join(json.dumps(row, ensure_ascii=False) for row in listing()))
         else:
-            screen.show_names([(row["kind"], row["name"], row["about"]) for row in listing()])
+            terminal.show_names([(row["kind"], row["name"], row["about"]) for row in listing()])
         return
     from unmask.evals.run import run as measure
 
@@ -76,7 +76,7 @@ def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        screen.show_tables([summary_table(cells)])
+        terminal.show_tables([summary_table(cells)])
 
 
 def report(
@@ -104,7 +104,7 @@ def report(
     if out is not None:
         print("\n".join(str(path) for path in made.files))
     elif not formats or formats[0] == "terminal":
-        screen.show_tables(made.tables)
+        terminal.show_tables(made.tables)
     else:
         print(made.text(formats[0]), end="")
 
@@ -117,7 +117,7 @@ def policies(as_json: bool = flags.JSON) -> None:
     if as_json:
         print("\n".join(json.dumps(row) for row in rows))
     else:
-        screen.show_names([(row["name"], _policy_in_words(row)) for row in rows])
+        terminal.show_names([(row["name"], _policy_in_words(row)) for row in rows])
 
 
 def _policy_in_words(row: dict[str, Any]) -> str:
