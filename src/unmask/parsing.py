@@ -8,7 +8,6 @@ their own, the name of the parameter; an instance as its default gives the defau
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import FunctionType
@@ -16,9 +15,8 @@ from typing import Any
 
 import click
 
-from unmask.errors import KEYWORD, UnmaskError, WrongOption, check_known
-from unmask.options import checked, hints_of, kind_of
-from unmask.yaml_file import read_mapping
+from unmask.errors import WrongOption, check_known
+from unmask.options import checked, hints_of, kind_of, read_mapping
 
 _FLAG_COLUMN = 24  # letters of a flag beside its text; a longer one has its own line
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
@@ -49,7 +47,7 @@ class Command(click.Command):
         super().__init__(_word(function.__name__), params=params, help=about, short_help=about.partition("\n")[0])
 
     def invoke(self, ctx: click.Context) -> None:
-        """Call the function. Errors of the library are told in the words of the command line."""
+        """Call the function. An option that the library refuses is named as it is typed."""
         values = ctx.params
         try:
             made = {
@@ -57,8 +55,10 @@ class Command(click.Command):
                 for parameter, kind in self.kinds.items()
             }
             self.function(**made, **values)
-        except UnmaskError as error:
-            error.args = (_in_flags(error, {word for flag in self.params for word in flag.opts}),)
+        except WrongOption as error:
+            flags, flag = {word for each in self.params for word in each.opts}, f"--{_word(error.name)}"
+            way = "--set " if "--set" in flags else ""  # an option without a flag is a parameter of the policy
+            error.args = (f"{flag if flag in flags else way + error.name} {error.problem}",)
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -108,7 +108,8 @@ class _Value(click.ParamType):
             found = self.kind(value)
         except ValueError as error:
             wanted = "a whole number" if self.kind is int else "a number"
-            raise WrongOption(flag, f"must be {wanted}, got {value!r:.80}") from error
+            hint = "; the flag may be repeated" if getattr(param, "multiple", False) else ""
+            raise WrongOption(flag, f"must be {wanted}, got {value!r:.80}{hint}") from error
         return checked(flag, found, **self.bounds)
 
 
@@ -127,18 +128,3 @@ def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) 
             ctx.default_map[flag.name] = [str(each) for each in value]
         elif value is not None:
             ctx.default_map[flag.name] = [str(value)] if flag.multiple else str(value)
-
-
-def _in_flags(error: UnmaskError, flags: set[str]) -> str:
-    """An error of the library, in the words of a command with these flags."""
-    message = str(error)
-    if isinstance(error, WrongOption):
-        way = "--set " if "--set" in flags else ""  # an option without a flag is a parameter of the policy
-        flag = f"--{_word(error.name)}"
-        message = f"{flag if flag in flags else way + error.name} {error.problem}"
-
-    def spelled(found: re.Match[str]) -> str:
-        flag = f"--{_word(found[1])}"
-        return f"{flag} {found[2].strip(chr(39))}" if flag in flags else found[0]
-
-    return KEYWORD.sub(spelled, message)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.bench.measure import Measurement, now, short
-from unmask.bench.roofline import Ceilings, ModelCall
+from unmask.bench.measure import Ceilings, Measurement, ModelCall, now, short
 from unmask.bench.subject import Load, Subject, loads_of
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from unmask import __version__
-from unmask.bench.measure import Measurement, short
-from unmask.bench.roofline import Ceilings, Floor, ModelCall, floor, measure_ceilings
+from unmask.bench.measure import Ceilings, Floor, Measurement, ModelCall, floor, measure_ceilings, short
 from unmask.bench.workload import Workload
 from unmask.engine.plan import Plan, plan, quantization_of
 from unmask.engine.prompts import check_length

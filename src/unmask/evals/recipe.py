@@ -21,10 +21,9 @@ from unmask.evals.cell import TABLES, Cell, ModelInfo
 from unmask.evals.harness import BENCHMARKS, describe_benchmark, unknown_task
 from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
-from unmask.options import check_bounds, parameter
+from unmask.options import check_bounds, parameter, read_mapping
 from unmask.policies.presets import TASKS as PRESET_TASKS
 from unmask.settings import Settings
-from unmask.yaml_file import read_mapping
 
 PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models

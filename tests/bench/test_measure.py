@@ -4,8 +4,7 @@ import pytest
 import torch
 from doubles import call_of
 
-from unmask.bench.measure import lasting_ms
-from unmask.bench.roofline import Ceilings, floor, measure_ceilings, operations
+from unmask.bench.measure import Ceilings, floor, lasting_ms, measure_ceilings, operations
 from unmask.bench.subject import PUBLISHED
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.tokenizer import TextCodec
