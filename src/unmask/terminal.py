@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.errors import UnmaskError, counted
-from unmask.live import CanvasView, decoded, visible
+from unmask.live import CanvasView, visible
 
 if TYPE_CHECKING:
     from unmask.engine.generator import Generator as Model
@@ -64,7 +64,7 @@ def show_answer(
     """
     began, output, view = time.perf_counter(), None, CanvasView(request)
     with view.on(stderr()) if live else nullcontext():
-        for event in decoded(llm, request):
+        for event in llm.stream(request):
             view.hear(event.step)
             output = event.output
             if not live:

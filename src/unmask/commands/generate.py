@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Yields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,13 +200,7 @@ class Conversation:
                 import readline  # noqa: F401  (line editing and history for input())
 
             aside.print(HELP, style="dim", markup=False)
-        while True:
-            try:
-                line = input("> " if interactive else "").strip()
-            except EOFError:
-                return
-            if line.split()[:1] == ["/quit"]:
-                return
+        for line in _typed("> " if interactive else ""):
             try:
                 if line.startswith("/"):
                     aside.print(self.command(line), markup=False)
@@ -217,6 +211,12 @@ class Conversation:
             except (KeyboardInterrupt, UnmaskError) as error:
                 if not interactive:
                     raise
-                interrupted = isinstance(error, KeyboardInterrupt)
                 goes_on = "\ninterrupted; the conversation goes on as before"
-                aside.print(goes_on if interrupted else f"unmask: {error}", markup=False)
+                aside.print(f"unmask: {error}" if isinstance(error, UnmaskError) else goes_on, markup=False)
+
+
+def _typed(prompt: str) -> Iterator[str]:
+    """Lines of the user, until the end of input or /quit."""
+    with contextlib.suppress(EOFError):
+        while (line := input(prompt).strip()).split()[:1] != ["/quit"]:
+            yield line
