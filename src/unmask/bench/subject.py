@@ -99,9 +99,8 @@ class Subject:
         if (lasting := told["lasting_matmul_tflop_per_s"]) is not None:
             speeds += f" ({short(lasting)} without a pause)"
         numbers = told["dtype"] if self.quantized is None else f"{told['dtype']}, {self.quantized} weights"
-        return (
-            f"{told['model']}: {told['device_name']} ({told['device']}), {numbers}, {told['threads']} threads; {speeds}"
-        )
+        machine = f"{told['device_name']} ({told['device']}), {numbers}, {told['threads']} threads"
+        return f"{told['model']}: {machine}; {speeds}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
