@@ -9,7 +9,7 @@ from rich.console import Console
 
 import unmask
 from unmask import sandbox, tasks
-from unmask.live import CanvasView, decoded
+from unmask.live import CanvasView
 
 TITLES = {
     "sudoku": "A Sudoku (any valid board counts)",
@@ -37,7 +37,7 @@ def solve(llm: unmask.Generator, name: str, item: tasks.Item, policy: str) -> st
     view = CanvasView(request, **({"after": as_board} if name == "sudoku" else {}))
     began, frames, output = time.perf_counter(), [], None
     with view.on(console, keep=True) if console.is_terminal else nullcontext():
-        for event in decoded(llm, request):
+        for event in llm.stream(request):
             view.hear(event.step)
             frames.append(view.frame(console.width))
             output = event.output

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unmask import policies
-from unmask.bench.roofline import ModelCall
+from unmask.bench.measure import ModelCall
 from unmask.cache.storage import StoragePool
 from unmask.engine.canvas import Canvas
 from unmask.engine.decode import decode

@@ -13,7 +13,7 @@ import pytest
 import unmask
 from unmask import flags
 from unmask.cli import main, run
-from unmask.commands.chat import Conversation
+from unmask.commands.generate import Conversation
 from unmask.engine.generator import Generator
 from unmask.models.toy import SENTENCE, Toy
 from unmask.trace.record import Trace
@@ -287,7 +287,8 @@ def test_a_conversation_through_a_pipe_fails_on_a_bad_command(capsys, monkeypatc
 def test_bench_rule_prints_both_evaluations_side_by_side(capsys):
     arguments = ["bench", "rule", "--positions", "4", "--vocabulary", "500", "--repeats", "1"]
     assert run([*arguments, "--json"]) == 0
-    timing = json.loads(capsys.readouterr().out)
+    timing, printed = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (timing["form"], printed["form"]) == ("ours", "as printed")
     assert timing["positions"] == 4
     assert timing["vocabulary"] == 500
     assert run(arguments) == 0

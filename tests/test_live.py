@@ -14,7 +14,8 @@ from rich.console import Console
 import unmask
 from unmask import progress
 from unmask.cli import run
-from unmask.live import CanvasView, decoded, visible
+from unmask.errors import UnmaskError
+from unmask.live import CanvasView, visible
 from unmask.models.toy import SENTENCE, Toy
 from unmask.trace.record import Trace
 
@@ -165,7 +166,7 @@ def test_a_picture_shows_what_is_open_what_is_new_and_what_was_given(toy):
     request = toy.request("<|answer|>Eve[MASK]y\nmask[MASK]", infill=True, policy="fixed")
     view = CanvasView(request)
     assert drawn(view, 80) == ["<|answer|>Eve░y↵", "mask░"]
-    events = decoded(toy, request)
+    events = toy.stream(request)
     view.hear(next(events).step)
     first = view.frame(80)
     [position] = [commit.position for commit in view.step.committed]
@@ -175,13 +176,15 @@ def test_a_picture_shows_what_is_open_what_is_new_and_what_was_given(toy):
     assert "1 of 2 tokens" in view.status().plain
     list(events)
     assert "░" not in view.frame(80).plain
+    with pytest.raises(UnmaskError, match="a request has its options already, got max_tokens"):
+        toy.stream(request, max_tokens=5)
 
 
 def test_positions_that_were_opened_again_stand_out(toy):
     policy = unmask.policies.Wino(draft_threshold=0.2, verify_threshold=0.99)
     request = toy.request("Hello", policy=policy, max_tokens=40)
     view, marked = CanvasView(request), False
-    for event in decoded(toy, request):
+    for event in toy.stream(request):
         view.hear(event.step)
         marked |= any(span.style == "yellow" for span in view.frame(80).spans)
     assert marked
@@ -189,7 +192,7 @@ def test_positions_that_were_opened_again_stand_out(toy):
 
 def test_a_long_canvas_is_shown_around_its_block(toy):
     request = toy.request("Hello", policy=unmask.policies.get("fixed", passes=2), max_tokens=400, block_size=20)
-    view, events = CanvasView(request), decoded(toy, request)
+    view, events = CanvasView(request), toy.stream(request)
     for event in events:
         view.hear(event.step)
         if request.canvas.block_index == 10 and request.canvas.block_step == 1:

@@ -309,7 +309,7 @@ def _children() -> list[str]:
 def test_a_filter_that_the_kernel_takes_but_that_lets_calls_through_is_noticed():
     """Every call is allowed here, and a start that only trusts the kernel's word would go on."""
     allow = (0x06).to_bytes(2, sys.byteorder) + bytes(2) + (0x7FFF0000).to_bytes(4, sys.byteorder)
-    start = f"from unmask import jail; jail.program = lambda *_, **__: {allow!r}; jail.serve(1.0, 512, True)"
+    start = f"from unmask import jail; jail.program = lambda *_, **__: {allow!r}; jail.serve(1.0, True)"
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.shutdown(socket.SHUT_WR)  # no program comes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unmask import cgroups, sandbox, system_calls
+from unmask import sandbox, system_calls
 
 GOOD = ("def f(x):\n    return x + 1", ["assert f(1) == 2", "assert f(-1) == 0"])
 pytestmark = pytest.mark.skipif(
@@ -192,9 +192,9 @@ def test_memory_is_bounded_however_it_is_asked_for() -> None:
 
 
 def test_groups_are_made_beside_our_own_and_removed(tmp_path: Path) -> None:
-    groups = cgroups.make(32, 64)
+    groups = sandbox.make_groups(32, 64)
     for group in groups:
         assert (group / "cgroup.procs").read_text() == ""
         assert any((group / name).exists() for name in ("pids.max", "memory.max", "memory.limit_in_bytes"))
-    cgroups.remove(groups)
+    sandbox.remove_groups(groups)
     assert not any(group.exists() for group in groups)

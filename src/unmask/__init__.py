@@ -18,26 +18,8 @@ if TYPE_CHECKING:
     from unmask.trace.record import Trace
     from unmask.types import Decision, Output, StepEvent, StepView, StreamEvent, Usage
 
-__all__ = [
-    "Decision",
-    "Detail",
-    "Generator",
-    "Output",
-    "Settings",
-    "StepEvent",
-    "StepView",
-    "StreamEvent",
-    "Trace",
-    "UnmaskError",
-    "Usage",
-    "integrations",
-    "load",
-    "policies",
-    "remote",
-    "rules",
-    "tasks",
-    "types",
-]
+__all__ = ["Decision", "Detail", "Generator", "Output", "Settings", "StepEvent", "StepView", "StreamEvent", "Trace"]
+__all__ += ["UnmaskError", "Usage", "integrations", "load", "policies", "remote", "rules", "tasks", "types"]
 __version__ = "0.1.0"
 
 _HOMES = {

@@ -1,27 +1,145 @@
-"""The command line: a list of verbs, and what becomes of errors. Torch is imported when the work begins.
+"""The command line: a list of verbs, functions whose parameters become flags, and what becomes of errors.
 
-Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work failed, 2 the command was wrong, 130
-the user ended it with Ctrl-C.
+A parameter is a flag if `option` declares it: name, type, default and help text stand there and nowhere else. A
+parameter whose type is a dataclass stands for the flags that the fields of that class declare. They have a heading of
+their own, the name of the parameter; an instance as its default gives the defaults of these flags.
+
+Torch is imported when the work begins. Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work
+failed, 2 the command was wrong, 130 the user ended it with Ctrl-C.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import click
 from click.shell_completion import shell_complete
 
 from unmask import __version__
 from unmask.commands import bench
-from unmask.commands.chat import chat
 from unmask.commands.evaluate import eval_, policies, report
-from unmask.commands.generate import generate
+from unmask.commands.generate import chat, generate
 from unmask.commands.serve import batch, play, serve, view
-from unmask.errors import Interrupted, UnmaskError
-from unmask.parsing import Command
+from unmask.errors import Interrupted, UnmaskError, WrongOption, check_known
+from unmask.options import checked, hints_of, kind_of, read_mapping
 
 COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command, or to learn how
+_FLAG_COLUMN = 24  # letters of a flag beside its text; a longer one has its own line
+_METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
+
+
+class Command(click.Command):
+    """A command named after its function; with `config_file`, a YAML file may hold its flags."""
+
+    def __init__(self, function: FunctionType, *, config_file: bool = False) -> None:
+        self.function = function
+        self.kinds: dict[str, Any] = {}  # dataclasses by parameter
+        self.sections: dict[str, dict[str, click.Parameter]] = {"options": {}}  # flags by heading
+        for each in inspect.signature(function, eval_str=True).parameters.values():
+            kind, default = each.annotation, each.default
+            if isinstance(default, Field):
+                self.sections["options"][each.name] = _flag(each.name, default, kind, default.default)
+            else:
+                taken = {name for section in self.sections.values() for name in section}
+                flags = _flags_of(kind() if default is each.empty else default)
+                self.kinds[each.name] = kind
+                self.sections[each.name] = {name: flag for name, flag in flags.items() if name not in taken}
+        if config_file:
+            about = "YAML file with flags of this command as keys (max-tokens: 64); flags that are typed win."
+            how: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _read_config}
+            self.sections["options"]["config"] = click.Option(["--config"], type=_Value(Path), help=about, **how)
+        params = [flag for section in self.sections.values() for flag in section.values()]
+        about = inspect.getdoc(function) or ""
+        super().__init__(_word(function.__name__), params=params, help=about, short_help=about.partition("\n")[0])
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Call the function. An option that the library refuses is named as it is typed."""
+        values = ctx.params
+        try:
+            made = {
+                parameter: kind(**{name: values.pop(name) for name in self.sections[parameter]})
+                for parameter, kind in self.kinds.items()
+            }
+            self.function(**made, **values)
+        except WrongOption as error:
+            flags, flag = {word for each in self.params for word in each.opts}, f"--{_word(error.name)}"
+            way = "--set " if "--set" in flags else ""  # an option without a flag is a parameter of the policy
+            error.args = (f"{flag if flag in flags else way + error.name} {error.problem}",)
+            raise
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, flags in self.sections.items():
+            shown = [*flags.values(), self.get_help_option(ctx)] if heading == "options" else flags.values()
+            records = [flag.get_help_record(ctx) for flag in shown if isinstance(flag, click.Option)]
+            with formatter.section(heading.capitalize()):
+                formatter.write_dl(filter(None, records), col_max=_FLAG_COLUMN)
+
+
+def _flags_of(given: Any) -> dict[str, click.Parameter]:
+    """The flags of the fields of a dataclass by name, own fields before inherited ones; defaults are as `given`."""
+    kind = type(given)
+    hints, declared = hints_of(kind), [item for item in fields(given) if item.metadata]
+    declared.sort(key=lambda item: item.name not in kind.__annotations__)
+    return {item.name: _flag(item.name, item, hints[item.name], getattr(given, item.name)) for item in declared}
+
+
+def _flag(name: str, declared: Field[Any], hint: Any, default: Any) -> click.Parameter:
+    """The flag or argument of a field or parameter with that type and default."""
+    (kind, several), about = kind_of(hint), declared.metadata
+    names, metavar, text = about["names"], about["metavar"], about["help"]
+    if names and names[0].isupper():
+        metavar, required = names[0] + "..." * several, default is MISSING
+        how: dict[str, Any] = {"nargs": -1 if several else 1, "metavar": metavar if required else f"[{metavar}]"}
+        return click.Argument([name], type=_Value(kind), required=required, help=text, **how)
+    how = {"default": default, "help": text, "show_default": True}
+    if kind is bool:
+        return click.Option([name, *(names or [f"--{_word(name)}/--no-{_word(name)}"])], is_flag=True, **how)
+    value = _Value(kind, **about["bounds"])
+    return click.Option([name, *(names or [f"--{_word(name)}"])], type=value, metavar=metavar, multiple=several, **how)
+
+
+def _word(name: str) -> str:
+    return name.strip("_").replace("_", "-")
+
+
+class _Value(click.ParamType):
+    """A value as it is typed."""
+
+    def __init__(self, kind: Any, **bounds: Any) -> None:
+        self.kind, self.bounds, self.name = kind, bounds, _METAVARS[kind]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        flag = param.opts[0] if param else ""
+        try:
+            found = self.kind(value)
+        except ValueError as error:
+            wanted = "a whole number" if self.kind is int else "a number"
+            hint = "; the flag may be repeated" if getattr(param, "multiple", False) else ""
+            raise WrongOption(flag, f"must be {wanted}, got {value!r:.80}{hint}") from error
+        return checked(flag, found, **self.bounds)
+
+
+def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Make what the file says the defaults of the command's flags, as if it were typed."""
+    if path is None:
+        return
+    flags = {
+        _word(flag.name): flag for flag in ctx.command.params if isinstance(flag, click.Option) and flag is not param
+    }
+    ctx.default_map = {}
+    for key, value in read_mapping(path, "config", "flags such as model, port and policy").items():
+        check_known(f"key in {path}", [_word(str(key))], flags)
+        flag = flags[_word(str(key))]
+        if flag.multiple and isinstance(value, list):
+            ctx.default_map[flag.name] = [str(each) for each in value]
+        elif value is not None:
+            ctx.default_map[flag.name] = [str(value)] if flag.multiple else str(value)
 
 
 @click.group(

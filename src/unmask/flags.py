@@ -169,8 +169,7 @@ class BenchModel(Device):
         """The model and its tokenizer; `seed` is that of random weights."""
         from unmask.bench.subject import open_loaded
 
-        sizes: dict[str, Any] = {"shape": self.shape, "random_weights": self.random_weights}
-        return open_loaded(self.model, seed=seed, **sizes, **self.placed())
+        return open_loaded(self.model, shape=self.shape, random_weights=self.random_weights, seed=seed, **self.placed())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +218,9 @@ def parse_fields(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(text)
+    for read in (lambda word: {"true": True, "false": False, "none": None}[word.lower()], int, float):
+        with contextlib.suppress(KeyError, ValueError):
+            return read(text)
     return text
 
 

@@ -27,6 +27,7 @@ FILE_BYTES = 2**20
 FOLDER = b"size=16777216,nr_inodes=256,mode=700"
 OPEN_FILES = 32
 TASKS = 32  # processes and threads of one sandbox
+MEMORY_MIB = 512  # of a child
 PLENTY_MIB = 2**20  # so that threads fail for their number, not for their stacks
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -43,12 +44,11 @@ class _Bounds(NamedTuple):
     """What a child may have and do."""
 
     timeout_s: float
-    memory_mib: int
     contained: bool
     allowed: bytes  # the filter of system calls; empty: there is none
 
 
-def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
+def serve(timeout_s: float, contained: bool) -> None:
     """Judge programs until the other side hangs up."""
     host = Channel(socket.socket(fileno=os.dup(0)))
     null = os.open(os.devnull, os.O_RDWR)
@@ -61,7 +61,7 @@ def serve(timeout_s: float, memory_mib: int, contained: bool) -> None:
     if contained and not holds:
         sys.exit("the kernel or the machine has no system-call filter that we know")
     counted = holds and contained and _in_child(lambda: _counts_threads(with_threads))
-    bounds = _Bounds(timeout_s, memory_mib, contained, (with_threads if counted else without) if holds else b"")
+    bounds = _Bounds(timeout_s, contained, (with_threads if counted else without) if holds else b"")
     gc.freeze()  # what is here now is shared with the children
     host.send("ready")
     with contextlib.suppress(EOFError):
@@ -102,7 +102,7 @@ def _child(bounds: _Bounds, ends: list[Channel], work: Callable[[], None], *, fo
             os.closerange(low, 64)
             if folder:
                 _own_folder(bounds.contained)
-            _limit(bounds.timeout_s, bounds.memory_mib)
+            _limit(bounds.timeout_s, MEMORY_MIB)
             if not bounds.allowed or _lock(bounds.allowed):
                 work()
         finally:

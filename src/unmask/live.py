@@ -18,9 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from unmask.engine.generator import Generator as Model
     from unmask.engine.scheduler import Request
-    from unmask.types import StepEvent, StreamEvent
+    from unmask.types import StepEvent
 
 OPEN, END, BREAK, PART = "░", "·", "↵", "\N{REPLACEMENT CHARACTER}"
 FRESH, REOPENED, FAINT = "bold green", "yellow", "dim"
@@ -38,16 +37,6 @@ def _symbol(letter: str) -> str:
         return letter
     code = ord(letter)
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else PART
-
-
-def decoded(llm: Model, request: Request) -> Iterator[StreamEvent]:
-    """The events of one request, as they come; raises if it cannot be decoded to its end."""
-    from unmask.engine.scheduler import Scheduler
-
-    for _, event in llm.decode(Scheduler([request], rows=1)):
-        if event.step is not None and event.step.error is not None:
-            raise event.step.error
-        yield event
 
 
 class CanvasView:

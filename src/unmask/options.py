@@ -1,8 +1,8 @@
 """Fields that a user sets: declared once with their default, help text and bounds; their values are checked by these.
 
-Settings, servers, benchmarks and policies are frozen dataclasses of such fields. A message is one line that names the
-field and its value. Bounds are `within` an interval such as "(0, 1]", a `least` whole number, perhaps a `most`, or
-`choices` of words.
+Settings, servers, benchmarks and policies are frozen dataclasses of such fields; a YAML file may hold their values. A
+message is one line that names the field and its value. Bounds are `within` an interval such as "(0, 1]", a `least`
+whole number, perhaps a `most`, or `choices` of words.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from unmask.errors import UnknownName, WrongOption
+from unmask.errors import UnknownName, UnmaskError, WrongOption
 
 T = TypeVar("T")
 _TYPES = {bool: "boolean", int: "integer", float: "number"}
@@ -116,3 +117,18 @@ def _within(name: str, value: Any, within: str) -> float:
         wanted = f"of at least {low:g}" if within[0] == "[" and high == math.inf else f"in {within}"
         raise WrongOption(name, f"must be a number {wanted}, got {value!r:.80}")
     return number
+
+
+def read_mapping(path: Path, what: str, keys: str) -> dict[Any, Any]:
+    """The mapping in the file. Errors call it `what`, and give examples of its `keys`."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnmaskError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UnmaskError(f"the {what} {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UnmaskError(f"the {what} {path} must be a mapping of {keys}")
+    return values

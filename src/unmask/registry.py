@@ -47,13 +47,14 @@ class Registry(Generic[T]):
             plugin = self._plugins.get(name)
             if plugin is None:
                 raise UnknownName(self.kind, name, self.names(), listed_as="installed")
+            what = f"the plug-in {plugin.value!r} for {self.kind} {name!r}"
             try:
-                self._classes[name] = plugin.load()
+                found = plugin.load()
             except Exception as error:
-                raise UnmaskError(f"the plug-in {plugin.value!r} for {self.kind} {name!r} failed: {error}") from error
-            if not isinstance(self._classes[name], type):
-                del self._classes[name]
-                raise UnmaskError(f"the plug-in {plugin.value!r} for {self.kind} {name!r} is not a class")
+                raise UnmaskError(f"{what} failed: {error}") from error
+            if not isinstance(found, type):
+                raise UnmaskError(f"{what} is not a class")
+            self._classes[name] = found
         return self._classes[name]
 
     def build(self, name: str, params: dict[str, Any]) -> T:

@@ -34,21 +34,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from unmask import cgroups, exam, jail, system_calls
+from unmask import exam, jail, system_calls
 from unmask.errors import UnmaskError, WorkFailed
 
 TIMEOUT_S = 3.0
-MEMORY_MIB = 512
 SPARE_MIB = 128
 START_S = 30.0  # a loaded machine may take its time to start an interpreter
 JOBS_EACH = 16  # fewer jobs than this do not pay for another interpreter
+REMOVAL_S = 2.0
+# A shell that enters cgroups before it becomes the command after "--".
+ENTER = ["/bin/sh", "-c", 'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"']
 
 _CALLABLES = {name for name, value in vars(builtins).items() if callable(value)}
 _unsandboxed_allowed: ContextVar[bool] = ContextVar("unsandboxed_allowed", default=False)
@@ -66,16 +70,12 @@ class SandboxResult:
     reason: str
 
 
-def run_tests(
-    code: str, tests: Sequence[str], *, timeout_s: float = TIMEOUT_S, memory_mib: int = MEMORY_MIB
-) -> SandboxResult:
+def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> SandboxResult:
     """Run the code, then every test, with that time for each; it passes if all ran and none raised."""
-    return run_many([(code, tests)], timeout_s=timeout_s, memory_mib=memory_mib)[0]
+    return run_many([(code, tests)], timeout_s=timeout_s)[0]
 
 
-def run_many(
-    jobs: Sequence[tuple[str, Sequence[str]]], *, timeout_s: float = TIMEOUT_S, memory_mib: int = MEMORY_MIB
-) -> list[SandboxResult]:
+def run_many(jobs: Sequence[tuple[str, Sequence[str]]], *, timeout_s: float = TIMEOUT_S) -> list[SandboxResult]:
     """`run_tests` for many programs, each on its own, on all cores."""
     if not jobs:
         return []
@@ -83,7 +83,7 @@ def run_many(
     shares = min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1, -(-len(jobs) // JOBS_EACH))
 
     def judged(share: int) -> list[SandboxResult]:
-        return _judged(jobs[share::shares], timeout_s, memory_mib, contained)
+        return _judged(jobs[share::shares], timeout_s, contained)
 
     with ThreadPoolExecutor(shares) as pool:
         dealt = list(pool.map(judged, range(shares)))
@@ -118,19 +118,17 @@ def _obstacle(bubblewrap: str | None) -> str:
     if bubblewrap is None:
         return "bubblewrap is not installed"
     try:
-        with _judge(TIMEOUT_S, MEMORY_MIB, contained=True):
+        with _judge(TIMEOUT_S, contained=True):
             return ""
     except WorkFailed as error:
         return f"bubblewrap is there but {error}"
 
 
-def _judged(
-    jobs: Sequence[tuple[str, Sequence[str]]], timeout_s: float, memory_mib: int, contained: bool
-) -> list[SandboxResult]:
+def _judged(jobs: Sequence[tuple[str, Sequence[str]]], timeout_s: float, contained: bool) -> list[SandboxResult]:
     """The verdicts of one judge, or of several: after a program that takes its judge down, the next one has another."""
     results: list[SandboxResult] = []
     while len(results) < len(jobs):
-        with _judge(timeout_s, memory_mib, contained=contained) as judge:
+        with _judge(timeout_s, contained=contained) as judge:
             for code, tests in jobs[len(results) :]:
                 try:
                     judge.send({"code": code, "tests": tests, "own": _own(tests)})
@@ -143,18 +141,18 @@ def _judged(
 
 
 @contextlib.contextmanager
-def _judge(timeout_s: float, memory_mib: int, *, contained: bool) -> Generator[exam.Channel]:
+def _judge(timeout_s: float, *, contained: bool) -> Generator[exam.Channel]:
     """A channel to an interpreter that runs `jail.py`, contained or not."""
     python, here = os.path.realpath(sys.executable), os.path.dirname(os.path.dirname(_judge_files()[0]))
     start = f"import sys; sys.path.append({'/judge' if contained else here!r}); from unmask.jail import serve"
-    start += f"; sys.path.pop(); serve({timeout_s!r}, {memory_mib!r}, {contained!r})"
+    start += f"; sys.path.pop(); serve({timeout_s!r}, {contained!r})"
     command = [*(_bubblewrap(python) if contained else ()), python, "-I", "-S", "-c", start]
     with contextlib.ExitStack() as ending:
         folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="unmask-sandbox-"))
         # Code, tests and judge each need some; the folder in memory counts as well.
-        if groups := cgroups.make(jail.TASKS, 2 * memory_mib + SPARE_MIB):
-            command = [*cgroups.ENTER, "sh", *map(str, groups), "--", *command]
-            ending.callback(cgroups.remove, groups)
+        if groups := make_groups(jail.TASKS, 2 * jail.MEMORY_MIB + SPARE_MIB):
+            command = [*ENTER, "sh", *map(str, groups), "--", *command]
+            ending.callback(remove_groups, groups)
         ours, theirs = exam.pair()
         ending.enter_context(ours.end)
         ending.enter_context(theirs.end)
@@ -202,3 +200,49 @@ def _own(tests: Sequence[str]) -> list[str]:
         names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
         return sorted(names) if names <= _CALLABLES else []
     return []
+
+
+def make_groups(tasks: int, memory_mib: int) -> list[Path]:
+    """New cgroups with these bounds, one in every hierarchy where this process may make one.
+
+    Most systems let root make cgroups, and the user of a session under systemd. Elsewhere there are none, and the
+    limits of single processes have to do.
+    """
+    memory = str(memory_mib * 2**20)
+    bounds = {"pids.max": str(tasks), "memory.max": memory, "memory.limit_in_bytes": memory}
+    made = []
+    for parent in _parents():
+        with contextlib.suppress(OSError):
+            group = Path(tempfile.mkdtemp(prefix="unmask-sandbox-", dir=parent))
+            made.append(group)
+            kept = [(group / name).write_text(value) for name, value in bounds.items() if (group / name).exists()]
+            if not kept or not os.access(group / "cgroup.procs", os.W_OK):
+                remove_groups([made.pop()])
+    return made
+
+
+def remove_groups(groups: list[Path]) -> None:
+    """Remove the cgroups as soon as the last of their processes has ended."""
+    deadline = time.monotonic() + REMOVAL_S
+    while (groups := [group for group in groups if not _removed(group)]) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def _parents() -> Iterator[Path]:
+    """Where new cgroups belong: within our own; in version 2 beside it, for there only a leaf has processes."""
+    with contextlib.suppress(OSError):
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            names = {*controllers.split(",")}
+            for _, where, kind, options, *_ in mounts:
+                if kind == "cgroup" and names & {"pids", "memory"} and names <= {*options.split(",")}:
+                    yield Path(where + path)
+                elif kind == "cgroup2" and not controllers:
+                    yield Path(where + os.path.dirname(path))

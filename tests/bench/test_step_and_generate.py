@@ -12,8 +12,7 @@ from doubles import call_of, events_of, tiny_config
 import unmask
 from unmask.bench import decoding, subject
 from unmask.bench.decoding import bench_generate, bench_step
-from unmask.bench.measure import short
-from unmask.bench.roofline import Ceilings, ModelCall, floor, measure_ceilings
+from unmask.bench.measure import Ceilings, ModelCall, floor, measure_ceilings, short
 from unmask.bench.subject import loads_of
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
@@ -21,7 +20,7 @@ from unmask.cli import run
 from unmask.engine.runner import Runner
 from unmask.errors import UnmaskError
 from unmask.models.random_weights import random_model
-from unmask.screen import show_timings
+from unmask.terminal import show_timings
 
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10)
 WITHOUT_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -122,7 +121,7 @@ def test_the_floor_of_a_request_is_the_sum_of_the_floors_of_its_passes(model):
     )
 
 
-def test_tokens_before_the_end_of_each_text_are_counted_and_the_slowest_run_told(capsys):
+def test_tokens_before_the_end_of_each_text_are_counted(capsys):
     model = random_model(tiny_config("llada"))
     workload = Workload(prompt_tokens=(12,), batches=(2,), caches=("none",), max_tokens=16, block_size=8, repeats=3)
     (load,) = loads_of(workload, model)
@@ -134,9 +133,7 @@ def test_tokens_before_the_end_of_each_text_are_counted_and_the_slowest_run_told
     (timing,) = bench_generate(model, workload, ceilings=CEILINGS)
     kept = sum(row.filled.index(end) if end in row.filled else 16 for row in rows)
     assert timing.figures["kept_tokens"] == kept < 32
-    told = timing.figures
-    assert told["kept_tokens_per_s"] == kept / timing.figures["seconds"]
-    assert (told["p50_s"], told["p99_s"]) == (timing.figures["seconds"], timing.figures["slowest_s"])
+    assert timing.figures["kept_tokens_per_s"] == kept / timing.figures["seconds"]
     show([timing])
     assert " kept/s " in capsys.readouterr().out
 
@@ -203,14 +200,9 @@ def test_speed_of_requests_counts_everything_decoded(model):
     assert len(timings) == 12
     for timing in timings:
         assert timing.figures["forward_passes"] == 4
-        assert timing.figures["fastest_s"] <= timing.figures["seconds"] <= timing.figures["slowest_s"]
         assert timing.figures["tokens_per_s"] == pytest.approx(timing.figures["batch"] * 16 / timing.figures["seconds"])
-        told = timing.figures
-        assert (told["tokens_per_pass"], told["ms_per_pass"]) == (
-            4,
-            pytest.approx(1000 * timing.figures["seconds"] / 4),
-        )
-        assert 0 < timing.figures["first_prefix_ms"] <= 1000 * timing.figures["slowest_s"]
+        assert timing.figures["seconds"] <= timing.figures["p99_s"]
+        assert 0 < timing.figures["first_prefix_ms"] <= 1000 * timing.figures["p99_s"]
         assert min(timing.figures["model_s"], timing.figures["policy_s"], timing.figures["rest_s"]) > 0
 
 
@@ -246,7 +238,7 @@ def test_progress_is_told(model):
         (["toy", "--random-weights"], "--random-weights needs --shape or a folder with a config.json, got 'toy'"),
         (["toy", "--cache", "duel"], "unknown cache 'duel'; did you mean 'dual'?"),
         (["toy", "--policy", "fixd"], "unknown policy 'fixd'; did you mean 'fixed'?"),
-        (["toy", "--policy", "dapd", "--cache", "dual"], "cannot run with --cache dual"),
+        (["toy", "--policy", "dapd", "--cache", "dual"], "cannot run with cache='dual'"),
         (["toy", "--set", "passes=0"], "passes must be a whole number of at least 1"),
         (["toy", "--prompt-tokens", "4096"], "are more than the 4096 positions of toy"),
         (["toy", "--batch", "0"], "--batch must be a whole number of at least 1, got 0"),
@@ -265,7 +257,7 @@ def test_a_wrong_command_is_one_line(command, arguments, complaint, capsys):
 
 def test_steps_need_two_blocks(capsys):
     assert run(["bench", "step", "toy", "--max-tokens", "40"]) == 2
-    assert "--max-tokens 40 is less than two blocks of 32" in capsys.readouterr().err
+    assert "max_tokens=40 is less than two blocks of 32" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -321,7 +313,7 @@ def test_both_tables_tell_times_in_milliseconds(model, capsys):
     timings = bench_generate(model, workload, ceilings=CEILINGS)
     show(timings)
     heading, _, row, *_ = [line for line in capsys.readouterr().out.splitlines() if line.strip()][1:]
-    speed = ["ms", "p99 ms", "tokens/s", "kept/s", "ms/pass", "first ms"]
+    speed = ["ms", "p99 ms", "tokens/s", "kept/s", "first ms"]
     headings = ["prompt", "batch", "cache", "passes", *speed, *parts, "ms / floor"]
     assert re.split(r"\s{2,}", heading.strip()) == headings
     shown = dict(zip(headings, row.split(), strict=True))
@@ -329,7 +321,7 @@ def test_both_tables_tell_times_in_milliseconds(model, capsys):
     assert float(shown["floor ms"]) == pytest.approx(1000 * timings[0].figures["floor_s"], rel=0.01)
     show(bench_step(model, workload, ceilings=CEILINGS))
     heading = [line for line in capsys.readouterr().out.splitlines() if line.strip()][1]
-    assert re.split(r"\s{2,}", heading.strip())[4:] == ["ms", "10-90 % ms", *parts, "bound by", "ms / floor"]
+    assert re.split(r"\s{2,}", heading.strip())[4:] == ["ms", "10-90 % ms", *parts, "ms / floor"]
 
 
 def test_a_row_without_a_cache_has_no_refresh(model, capsys):

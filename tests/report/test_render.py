@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from synthetic_runs import cell_of, describe, write
 
-from unmask import screen
+from unmask import terminal
 from unmask.cli import run
 from unmask.report import plots, report
 from unmask.report.build import read_runs
@@ -108,7 +108,7 @@ def test_latex_escapes_what_would_break_it():
 
 
 def test_the_terminal_has_bold_on_a_screen_and_plain_text_in_a_pipe(capsys):
-    screen.show_tables([TABLE])
+    terminal.show_tables([TABLE])
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     lines = [line.rstrip() for line in printed.splitlines()]
@@ -132,7 +132,7 @@ def shown(monkeypatch, tables, width):
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm")
         patch.setattr(sys, "stdout", window)
-        screen.show_tables(tables)
+        terminal.show_tables(tables)
     return window
 
 
@@ -176,7 +176,7 @@ def test_an_ablation_fits_the_screen_without_breaking_a_figure(tmp_path, monkeyp
 def test_words_in_a_pipe_are_folded_before_a_line_gets_too_long(capsys):
     columns = [Column(key, key) for key in ("claim", "holds", "fails")] + COLUMNS[1:2]
     row = dict.fromkeys(("claim", "holds", "fails"), "tiny, sudoku, block 82; " * 12) | {"accuracy": 1}
-    screen.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
+    terminal.show_tables([Table(name="claims", title="t", columns=columns, rows=[row])])
     lines = capsys.readouterr().out.splitlines()
     assert 120 < max(len(line) for line in lines) <= 160
 

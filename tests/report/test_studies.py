@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic_runs import aup_of, cell_of, describe, rows_of, write
 
-from unmask import screen
+from unmask import terminal
 from unmask.report import report
 from unmask.report.build import read_runs
 from unmask.report.studies import summary_table
@@ -225,5 +225,5 @@ def test_a_table_without_a_row_has_every_form(tmp_path, capsys):
     made = report([tmp_path / "run"], out=tmp_path / "out")
     assert table_of(made, "aup").rows == []
     assert (tmp_path / "out" / "tables" / "aup-tiny.tex").exists()
-    screen.show_tables(made.tables)
+    terminal.show_tables(made.tables)
     assert "left out, as not finished: mean_field, 5 of 40 items." in capsys.readouterr().out

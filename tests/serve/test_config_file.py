@@ -3,8 +3,8 @@
 import pytest
 
 from unmask import cli
+from unmask.cli import Command
 from unmask.flags import EARLY_STOP, Backend, Model
-from unmask.parsing import Command
 from unmask.serve.config import ServerConfig
 from unmask.settings import Settings
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.bench.measure import Measurement, now, short
-from unmask.bench.roofline import Ceilings, ModelCall
+from unmask.bench.measure import Ceilings, Measurement, ModelCall, now, short
 from unmask.bench.subject import Load, Subject, loads_of
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
@@ -71,13 +70,12 @@ def bench_step(
     subject = Subject(model, ceilings)
     for load in announced(loads, model, on_progress):
         passes = _second_blocks(model, load, workload.repeats)
-        kinds = [KINDS[load.cache]] if load.cache == "none" else [REFRESH, KINDS[load.cache]]
-        occurred = [kind for kind in kinds if any(found.timing for found in passes if found.kind == kind)]
-        if not occurred:
+        if all(found.kind == MIXED for found in passes):
             raise WorkFailed(f"{load.in_words()}: no pass had every row in the second block; use batch 1")
-        measured += [_step(subject, load, [found for found in passes if found.kind == kind]) for kind in occurred]
-        for kind in kinds:
-            if kind not in occurred:
+        for kind in (KINDS[load.cache],) if load.cache == "none" else (REFRESH, KINDS[load.cache]):
+            if of_kind := [found for found in passes if found.kind == kind]:
+                measured.append(_step(subject, load, of_kind))
+            else:
                 on_missing(f"{load.in_words()}: no pass of the kind {kind!r} occurred in the second block")
     return measured
 
@@ -111,7 +109,6 @@ def _step(subject: Subject, load: Load, passes: Sequence[MeasuredPass]) -> Measu
         "low_ms": times[len(times) // 10],  # a tenth of the passes is faster
         "high_ms": times[-1 - len(times) // 10],  # a tenth is slower
         **{f"{part}_ms": 1000.0 * statistics.median(getattr(each, f"{part}_s") for each in parts) for part in _PARTS},
-        "bound_by": floor.bound_by,  # what the floor consists of: memory or arithmetic
     }
     # None for a model whose sizes are not known; lasting: with products at the rate that a GPU keeps up for seconds
     for name, least in (("", floor.seconds), ("lasting_", floor.lasting_s)):
@@ -122,7 +119,6 @@ def _step(subject: Subject, load: Load, passes: Sequence[MeasuredPass]) -> Measu
         "ms": ms,
         "10-90 % ms": f"{short(figures['low_ms'])}-{short(figures['high_ms'])}",
         **{f"{part} ms": figures[f"{part}_ms"] for part in (*_PARTS, "floor")},
-        "bound by": figures["bound_by"] or "",
         "ms / floor": figures["ratio"] or "",
         "ms / lasting floor": figures["lasting_ratio"] or "",
     }
@@ -151,9 +147,6 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "repeats": repeats,
         "forward_passes": len(passes),  # of the batch
         "seconds": seconds,
-        "p50_s": seconds,
-        "fastest_s": times[0],
-        "slowest_s": times[-1],
         "p99_s": times[math.ceil(0.99 * len(times)) - 1],  # nearest rank: of fewer than a hundred runs, the slowest
         "kept_tokens": kept,
         "first_prefix_ms": 1000.0 * statistics.median(firsts),
@@ -162,8 +155,6 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "ratio": None if floor_s is None else seconds / floor_s,
         "tokens_per_s": load.batch * load.plan.max_tokens / seconds,  # raw: every decoded position of every row
         "kept_tokens_per_s": kept / seconds,
-        "tokens_per_pass": load.plan.max_tokens / len(passes),  # of the row that takes the most passes
-        "ms_per_pass": 1000.0 * seconds / len(passes),
     }
     row = {
         "passes": len(passes),
@@ -171,7 +162,6 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "p99 ms": 1000.0 * figures["p99_s"],
         "tokens/s": figures["tokens_per_s"],
         "kept/s": figures["kept_tokens_per_s"],
-        "ms/pass": figures["ms_per_pass"],
         "first ms": figures["first_prefix_ms"],
         **{f"{part} ms": 1000.0 * figures[f"{part}_s"] for part in _PARTS},
         "floor ms": None if floor_s is None else 1000.0 * floor_s,

@@ -33,16 +33,14 @@ _LEAST_CALLS = 32
 
 
 def bench_rule(asked: RuleWorkload) -> list[Measurement]:
-    """Measure every combination of vocabulary, batch and positions.
-
-    The dtype is bfloat16 on a CUDA device and float32 elsewhere, unless it is given.
-    """
+    """A measurement for each form of the rule, in every combination of vocabulary, batch and positions."""
     device = choose_device(asked.device)
     dtype = getattr(torch, asked.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     sizes = [(b, m, v) for v in asked.vocabularies for b in asked.batches for m in asked.positions]
     for size in sizes:
         _check_room(*size, dtype, device)
-    return [_measure(example_logits(*size, seed=asked.seed).to(device, dtype), asked) for size in sizes]
+    made = (example_logits(*size, seed=asked.seed).to(device, dtype) for size in sizes)
+    return [form for logits in made for form in _measure(logits, asked)]
 
 
 def example_logits(b: int, m: int, v: int, *, seed: int) -> Float[Tensor, "b m v"]:
@@ -56,66 +54,59 @@ def example_logits(b: int, m: int, v: int, *, seed: int) -> Float[Tensor, "b m v
     return logits
 
 
-def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> Measurement:
-    """One size. Errors are those of the overlap before it is normalised, against float64."""
-    device, on_cuda, repeats = logits.device, logits.is_cuda, asked.repeats
+def _measure(logits: Float[Tensor, "b m v"], asked: RuleWorkload) -> list[Measurement]:
+    """One size: ours, the formula as printed, other policies. Errors are of the overlap before it is normalised."""
+    device, repeats = logits.device, asked.repeats
     batch, positions, vocabulary = logits.shape
     masked = torch.ones(batch, positions, dtype=torch.bool, device=device)
     # On a CUDA device the logits are not validated: only then can a graph capture the rule, and kernels serve it.
-    decide = partial(mean_field_commit, masked=masked, validate=not on_cuda)
-    ours, copies = partial(decide, logits), _copies_beyond_cache(logits) if on_cuda else 1
-    truth, overlap = exact_overlap(logits), ours(normalize="none").overlap
-    others = {name: partial(_decision, policies.get(name), masked) for name in asked.policies}
-    figures: dict[str, Any] = {
-        "positions": positions,
-        "vocabulary": vocabulary,
-        "batch": batch,
-        "dtype": str(logits.dtype).removeprefix("torch."),
-        "device": str(device),
-        "threads": torch.get_num_threads(),
-        "repeats": repeats,
-        "seed": asked.seed,
-        "copies": copies,  # of the logits, read in turn
-        "ours_ms": _timed(decide, logits, copies, repeats),
-        "ours_memory_mib": extra_memory_mib(ours, device=device),
-        "ours_error": _difference(overlap, truth),
-        **dict.fromkeys(("naive_ms", "naive_memory_mib", "naive_error", "difference", "same_commits", "speedup")),
-        "policies_ms": {name: _timed(decision, logits, copies, repeats) for name, decision in others.items()},
-    }
+    decide = partial(mean_field_commit, masked=masked, validate=not logits.is_cuda)
+    ours, copies = partial(decide, logits), _copies_beyond_cache(logits) if logits.is_cuda else 1
+    truth, ours_ms = exact_overlap(logits), _timed(decide, logits, copies, repeats)
+    forms: dict[str, dict[str, Any]] = {"ours": {"ms": ours_ms} | _cost(ours, ours(normalize="none").overlap, truth)}
     wide, free = logits.to(torch.promote_types(logits.dtype, torch.float32)), free_memory(device)
-    if asked.naive and (free is None or _NAIVE_TEMPORARIES * wide.nbytes * positions < free):
+    if asked.naive and free is not None and _NAIVE_TEMPORARIES * wide.nbytes * positions >= free:
+        forms["as printed"] = {"ms": None}  # no room
+    elif asked.naive:
         printed = partial(naive_commit, wide)
-        commit, naive = printed()
-        naive_ms = median_ms(printed, repeats=repeats, device=device)
-        figures |= {
-            "naive_ms": naive_ms,
-            "naive_memory_mib": extra_memory_mib(printed, device=device),
-            "naive_error": _difference(naive, truth),
-            "difference": _difference(naive, overlap),
-            "same_commits": torch.equal(commit, ours().commit),
-            "speedup": naive_ms / figures["ours_ms"],
-        }
+        commit, overlap = printed()
+        forms["as printed"] = {"ms": median_ms(printed, repeats=repeats, device=device)}
+        forms["as printed"] |= _cost(printed, overlap, truth) | {"same_commits": torch.equal(commit, ours().commit)}
+    for name in asked.policies:
+        decision = partial(_decision, policies.get(name), masked)
+        forms[f"policy {name}"] = {"ms": _timed(decision, logits, copies, repeats)}
+    about = {"positions": positions, "vocabulary": vocabulary, "batch": batch, "device": str(device)}
+    about |= {"dtype": str(logits.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
+    about |= {"repeats": repeats, "seed": asked.seed, "copies": copies}  # of the logits, read in turn
     how = f"median of {repeats} runs; error of the overlap against float64, before it is normalised"
     if copies > 1:
         how += "; ours replayed from a graph, on copies of the logits that do not fit into the L2 cache together"
-    title = f"mean-field rule: {device}, {figures['threads']} threads, {figures['dtype']}; {how}"
-    return Measurement(title=title, figures=figures, rows=_rows(figures, asked.naive))
+    title = f"mean-field rule: {device}, {about['threads']} threads, {about['dtype']}; {how}"
+    return [_measurement(title, about, form, found, ours_ms) for form, found in forms.items()]
 
 
-def _rows(found: dict[str, Any], naive: bool) -> list[dict[str, Any]]:
-    """Lines of a table: ours, the formula as printed if it was asked for, and other policies over ours."""
-    size = {"batch": found["batch"], "m x V": f"{found['positions']} x {found['vocabulary']}", "form": "ours"}
-    ours = {"ms": found["ours_ms"], "MiB": found["ours_memory_mib"], "error": f"{found['ours_error']:.0e}"}
-    first, lines = size | ours | {"speed-up": "", "commits": ""}, []
-    if found["naive_ms"] is not None:
-        first |= {"speed-up": f"{found['speedup']:.1f} x", "commits": "same" if found["same_commits"] else "differ"}
-        printed = {"ms": found["naive_ms"], "MiB": found["naive_memory_mib"], "error": f"{found['naive_error']:.0e}"}
-        lines.append({"form": "as printed"} | printed)
-    elif naive:
-        lines.append({"form": "as printed", "ms": "not measured", "MiB": "no room"})
-    for name, ms in found["policies_ms"].items():
-        lines.append({"form": f"policy {name}", "ms": ms, "speed-up": f"{found['ours_ms'] / ms:.1f} x"})
-    return [first, *(dict.fromkeys(first, "") | line for line in lines)]
+def _cost(call: Callable[[], Any], overlap: Float[Tensor, "b m m"], truth: Float[Tensor, "b m m"]) -> dict[str, Any]:
+    """The memory that a form takes, and the largest error of its overlaps."""
+    error = float((overlap.cpu().double() - truth.cpu().double()).abs().max())
+    return {"memory_mib": extra_memory_mib(call, device=overlap.device), "error": error}
+
+
+def _measurement(title: str, about: dict[str, Any], form: str, found: dict[str, Any], ours_ms: float) -> Measurement:
+    missing = dict.fromkeys(("times_ours", "memory_mib", "error", "same_commits"))
+    figures = about | {"form": form} | missing | found
+    if (ms := found["ms"]) is not None:
+        figures["times_ours"] = ms / ours_ms
+    row = {
+        "batch": about["batch"],
+        "m x V": f"{about['positions']} x {about['vocabulary']}",
+        "form": form,
+        "ms": "no room" if ms is None else ms,
+        "times ours": "" if ms is None else ms / ours_ms,
+        "MiB": found.get("memory_mib", ""),
+        "error": f"{found['error']:.0e}" if "error" in found else "",
+        "commits": {None: "", True: "same", False: "differ"}[found.get("same_commits")],
+    }
+    return Measurement(title=title, figures=figures, rows=[row])
 
 
 def _decision(policy: Policy, masked: Bool[Tensor, "b m"], logits: Float[Tensor, "b m v"]) -> Tensor:
@@ -144,11 +135,6 @@ def _timed(decide: Callable[[Tensor], Any], logits: Float[Tensor, "b m v"], copi
             for call in calls:
                 call()
         return median_ms(graph.replay, repeats=repeats, device=device) / len(calls)
-
-
-def _difference(one: Float[Tensor, "b m m"], other: Float[Tensor, "b m m"]) -> float:
-    """The largest over all pairs."""
-    return float((one.cpu().double() - other.cpu().double()).abs().max())
 
 
 def _check_room(b: int, m: int, v: int, dtype: torch.dtype, device: torch.device) -> None:

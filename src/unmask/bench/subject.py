@@ -16,8 +16,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from unmask import __version__
-from unmask.bench.measure import Measurement, short
-from unmask.bench.roofline import Ceilings, Floor, ModelCall, floor, measure_ceilings
+from unmask.bench.measure import Ceilings, Floor, Measurement, ModelCall, floor, measure_ceilings, short
 from unmask.bench.workload import Workload
 from unmask.engine.plan import Plan, plan, quantization_of
 from unmask.engine.prompts import check_length
@@ -36,49 +35,26 @@ from unmask.policies import WHOLE_CANVAS, Fixed, describe, needs_of
 from unmask.settings import Settings
 
 # The sizes of the published checkpoints, under the keys of their config.json.
+# fmt: off
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llada-8b": {
-        "model_type": "llada",
-        "d_model": 4096,
-        "n_layers": 32,
-        "n_heads": 32,
-        "n_kv_heads": 32,
-        "mlp_hidden_size": 12288,
-        "vocab_size": 126464,
-        "max_sequence_length": 4096,
-        "rope_theta": 500000.0,
-        "mask_token_id": 126336,
-        "eos_token_id": 126081,
+        "model_type": "llada", "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32,
+        "mlp_hidden_size": 12288, "vocab_size": 126464, "max_sequence_length": 4096, "rope_theta": 500000.0,
+        "mask_token_id": 126336, "eos_token_id": 126081,
     },
     "dream-7b": {
-        "model_type": "Dream",
-        "hidden_size": 3584,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "max_position_embeddings": 131072,
-        "rope_theta": 1000000.0,
-        "mask_token_id": 151666,
-        "eos_token_id": 151643,
+        "model_type": "Dream", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0, "mask_token_id": 151666, "eos_token_id": 151643,
     },
     "sdar-8b": {
-        "model_type": "sdar",
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1000000.0,
-        "block_size": 4,
-        "mask_token_id": 151669,
+        "model_type": "sdar", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+        "max_position_embeddings": 32768, "rope_theta": 1000000.0, "block_size": 4, "mask_token_id": 151669,
         "eos_token_id": 151643,
     },
 }
+# fmt: on
 SHAPES = (*PUBLISHED, "tiny")
 _NEVER_REFRESHED = ("none", "exact")
 
@@ -123,9 +99,8 @@ class Subject:
         if (lasting := told["lasting_matmul_tflop_per_s"]) is not None:
             speeds += f" ({short(lasting)} without a pause)"
         numbers = told["dtype"] if self.quantized is None else f"{told['dtype']}, {self.quantized} weights"
-        return (
-            f"{told['model']}: {told['device_name']} ({told['device']}), {numbers}, {told['threads']} threads; {speeds}"
-        )
+        machine = f"{told['device_name']} ({told['device']}), {numbers}, {told['threads']} threads"
+        return f"{told['model']}: {machine}; {speeds}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

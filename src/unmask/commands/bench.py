@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from unmask import flags, screen
+from unmask import flags
 from unmask.bench.workload import RuleWorkload, ServeWorkload, Workload
 from unmask.errors import WorkFailed
-from unmask.terminal import note, stderr
+from unmask.terminal import note, show_timings, stderr
 
 FIVE_RUNS = Workload(repeats=5)
 
@@ -26,7 +26,7 @@ def rule(workload: RuleWorkload, as_json: bool = flags.JSON) -> None:
 
     with stderr().status("measuring"):
         timings = bench_rule(workload)
-    _show_timings(timings, as_json=as_json)
+    _show(timings, as_json=as_json)
 
 
 def step(model: flags.BenchPolicy, workload: Workload = FIVE_RUNS, as_json: bool = flags.JSON) -> None:
@@ -38,7 +38,7 @@ def step(model: flags.BenchPolicy, workload: Workload = FIVE_RUNS, as_json: bool
 
     with stderr().status("preparing") as shown:
         timings = bench_step(*model.open(workload), on_progress=shown.update, on_missing=note)
-    _show_timings(timings, as_json=as_json)
+    _show(timings, as_json=as_json)
 
 
 def generate(model: flags.BenchPolicy, workload: Workload, as_json: bool = flags.JSON) -> None:
@@ -50,7 +50,7 @@ def generate(model: flags.BenchPolicy, workload: Workload, as_json: bool = flags
 
     with stderr().status("preparing") as shown:
         timings = bench_generate(*model.open(workload), on_progress=shown.update)
-    _show_timings(timings, as_json=as_json)
+    _show(timings, as_json=as_json)
 
 
 def serve(model: flags.BenchModel, workload: ServeWorkload, as_json: bool = flags.JSON) -> None:
@@ -70,15 +70,15 @@ def serve(model: flags.BenchModel, workload: ServeWorkload, as_json: bool = flag
             how = ending.enter_context(child.started(load, workload, parameters))._asdict()
         how |= {"on_progress": shown.update, "on_minute": note}
         timing = bench_serve(workload, llm=llm, parameters=parameters, **how)
-    _show_timings([timing], as_json=as_json)
+    _show([timing], as_json=as_json)
     for line in timing.figures["faults"]:
         note(line)
     if timing.failed:
         raise WorkFailed(timing.failed)
 
 
-def _show_timings(timings: Sequence[Any], *, as_json: bool) -> None:
+def _show(timings: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(timing.figures) for timing in timings))
     else:
-        screen.show_timings(timings[0].title, [row for timing in timings for row in timing.rows])
+        show_timings(timings[0].title, [row for timing in timings for row in timing.rows])

@@ -10,7 +10,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unmask import flags, progress, screen, terminal
+from unmask import flags, progress, terminal
 from unmask.errors import Interrupted, counted
 from unmask.options import option
 
@@ -75,7 +75,7 @@ def _list_names(*, as_json: bool) -> None:
         lines = [dict(zip(("kind", "name", "about"), row, strict=True)) for row in rows]
         print("\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
     else:
-        screen.show_names(rows)
+        terminal.show_names(rows)
 
 
 def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
@@ -87,7 +87,7 @@ def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(cell_record(cell, cells), ensure_ascii=False) for cell in cells))
     else:
-        screen.show_tables([summary_table(cells)])
+        terminal.show_tables([summary_table(cells)])
 
 
 def report(
@@ -115,7 +115,7 @@ def report(
     if out is not None:
         print("\n".join(str(path) for path in made.files))
     elif not formats or formats[0] == "terminal":
-        screen.show_tables(made.tables)
+        terminal.show_tables(made.tables)
     else:
         print(made.text(formats[0]), end="")
 
@@ -133,4 +133,4 @@ def policies(as_json: bool = flags.JSON) -> None:
         parameters = " ".join(f"{key}={value}" for key, value in row["parameters"].items())
         needs = f" Needs {', '.join(row['needs'])}." if row["needs"] else ""
         shown.append((row["name"], f"{parameters}\n{row['about']}{needs}"))
-    screen.show_names(shown)
+    terminal.show_names(shown)

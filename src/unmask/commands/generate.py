@@ -1,12 +1,12 @@
-"""`unmask generate`: prompts from arguments, files and pipes in, text out."""
+"""`unmask generate` and `unmask chat`: prompts from arguments, files and pipes, or a conversation; text out."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Yields
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,14 @@ from unmask.settings import Settings
 if TYPE_CHECKING:
     from unmask.engine.generator import Generator
     from unmask.engine.scheduler import Request
+    from unmask.policies import Policy
     from unmask.types import Output
 
-
 STDIN = Path("-")
+HELP = (
+    "/reset forgets the conversation; /policy NAME [key=value ...] changes the policy; /policy shows it; "
+    "/help lists the commands; end of input or /quit leaves"
+)
 
 
 def open_model(model: flags.Model) -> tuple[Any, Any]:
@@ -138,3 +142,81 @@ def _prompt_in(line: str, place: str) -> dict[str, Any]:
     if not found.get("prompt") or not isinstance(found["prompt"], str):
         raise UnmaskError(f"{place} must be a text that is not empty, or an object with one under 'prompt'")
     return found
+
+
+def chat(
+    model: flags.Model,
+    settings: Settings = flags.EARLY_STOP,
+    system: str | None = option(None, "A system message to begin with.", metavar="TEXT"),
+    live: bool | None = flags.LIVE,
+) -> None:
+    """Talk with a model; /help lists the commands of the conversation."""
+    watched = terminal.watches(live)
+    llm, policy = open_model(model)
+    Conversation(llm, policy=policy, settings=settings, system=system).converse(model.about, live=watched)
+
+
+class Conversation:
+    """Messages in turn, answered through the checkpoint's chat template."""
+
+    def __init__(self, llm: Generator, *, policy: Policy, settings: Settings, system: str | None = None) -> None:
+        if llm.codec.chat_template is None:
+            raise UnmaskError(f"{llm.spec.name} has no chat template to talk through; use `unmask generate`")
+        self.llm, self.policy, self.settings = llm, policy, settings
+        self.opening = [{"role": "system", "content": system}] if system else []
+        self.messages = list(self.opening)
+
+    def command(self, line: str) -> str:
+        """Carry out a line that begins with a slash and say what was done."""
+        from unmask.policies import describe
+
+        verb, *words = line.split()
+        if verb == "/help":
+            return HELP
+        if verb == "/reset":
+            self.messages = list(self.opening)
+            return "the conversation starts afresh"
+        if verb == "/policy":
+            if words:
+                self.policy = flags.choose_policy(self.llm.spec, words[0], words[1:])
+            return " ".join(f"{key}={value}" for key, value in describe(self.policy).items())
+        raise UnmaskError(f"unknown command {verb!r}; {HELP}")
+
+    def answer(self, text: str, *, live: bool) -> None:
+        """Show the answer to a text. The exchange is remembered once it is complete."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        request = self.llm.request(asked, policy=self.policy, settings=self.settings)
+        output = terminal.show_answer(self.llm, request, live=live)
+        self.messages = [*asked, {"role": "assistant", "content": output.text}]
+
+    def converse(self, about: Callable[[list[str]], str | None], *, live: bool) -> None:
+        """Read lines from the user until the end of input; answers are shown, commands and errors go to stderr.
+
+        `about` gives a note on prompts that the model was not trained for; the note is shown once.
+        """
+        interactive, told, aside = terminal.is_terminal(sys.stdin), None, terminal.stderr()
+        if interactive:
+            with contextlib.suppress(ImportError):  # Windows
+                import readline  # noqa: F401  (line editing and history for input())
+
+            aside.print(HELP, style="dim", markup=False)
+        for line in _typed("> " if interactive else ""):
+            try:
+                if line.startswith("/"):
+                    aside.print(self.command(line), markup=False)
+                elif line:
+                    if told is None:
+                        terminal.note(told := about([line]))
+                    self.answer(line, live=live)
+            except (KeyboardInterrupt, UnmaskError) as error:
+                if not interactive:
+                    raise
+                goes_on = "\ninterrupted; the conversation goes on as before"
+                aside.print(f"unmask: {error}" if isinstance(error, UnmaskError) else goes_on, markup=False)
+
+
+def _typed(prompt: str) -> Iterator[str]:
+    """Lines of the user, until the end of input or /quit."""
+    with contextlib.suppress(EOFError):
+        while (line := input(prompt).strip()).split()[:1] != ["/quit"]:
+            yield line

@@ -151,14 +151,19 @@ class Generator:
         outputs = self.run(requests_for(self._loaded, ids, infill=True, **options), **of_run)
         return outputs[0] if single else outputs
 
-    def stream(self, prompt: Prompt | Sequence[Message], **options: Unpack[RequestKeywords]) -> Iterator[StreamEvent]:
-        """Continue one prompt, or answer one conversation, piece by piece.
+    def stream(
+        self, prompt: Prompt | Sequence[Message] | Request, **options: Unpack[RequestKeywords]
+    ) -> Iterator[StreamEvent]:
+        """Continue one prompt, or answer one conversation, piece by piece; or decode a request made by `request`.
 
         The pieces add up to the text of the last event's output. Options are `policy`, `settings`, `trace` and the
         fields of Settings, as in `generate`. `trace` records every pass: the numbers are in the events, and the output
         has the trace.
         """
-        return stream_of(self.request(prompt, **options), self._runner())
+        if isinstance(prompt, Request) and options:
+            raise UnmaskError(f"a request has its options already, got {', '.join(options)} for it")
+        request = prompt if isinstance(prompt, Request) else self.request(prompt, **options)
+        return stream_of(request, self._runner())
 
     async def astream(
         self, prompt: Prompt | Sequence[Message], **options: Unpack[RequestKeywords]

@@ -20,10 +20,9 @@ from unmask.evals.cell import TABLES, Cell, ModelInfo
 from unmask.evals.harness import BENCHMARKS, describe_benchmark, unknown_task
 from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
-from unmask.options import check_bounds, parameter
+from unmask.options import check_bounds, parameter, read_mapping
 from unmask.policies.presets import TASKS as PRESET_TASKS
 from unmask.settings import Settings
-from unmask.yaml_file import read_mapping
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # of a wheel, and of a clone

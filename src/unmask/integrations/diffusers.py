@@ -32,9 +32,8 @@ class UnmaskScheduler(BlockRefinementScheduler):
     ) -> None:
         # Not the initialiser of the base: it would add the fields of its own rule to the config.
         self.set_timesteps(num_inference_steps, block_length=block_length)
-        self._policy = allowed(
-            policies.get(policy, **parameters or {}), "diffusers' pipeline", gives=frozenset({"uniform"})
-        )
+        chosen = policies.get(policy, **parameters or {})
+        self._policy = allowed(chosen, "diffusers' pipeline", gives=frozenset({"uniform"}))
         self._state: Any = None  # of the policy, since the first pass over the current block
 
     def set_timesteps(
@@ -43,10 +42,8 @@ class UnmaskScheduler(BlockRefinementScheduler):
         length = self.config["block_length"] if block_length is None else block_length
         if num_inference_steps < length:
             cause = "the pipeline takes the smaller of num_inference_steps and gen_length // minimal_topk"
-            raise UnmaskError(
-                f"a block of {length} may take {length} passes, and it gets {num_inference_steps}: {cause}; raise them,"
-                " or lower block_length"
-            )
+            what = f"a block of {length} may take {length} passes, and it gets {num_inference_steps}"
+            raise UnmaskError(f"{what}: {cause}; raise them, or lower block_length")
         super().set_timesteps(num_inference_steps, device=device, block_length=block_length)
 
     @torch.no_grad()

@@ -86,11 +86,9 @@ def _policy_for(remasking: str, threshold: float | None) -> Policy:
 
 def _window(mask_index: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b w"], Bool[Tensor, "b w"]]:
     """The positions from each row's first mask to its last, and which of them are masked."""
-    length = mask_index.shape[1]
-    position = torch.arange(length, device=mask_index.device)
-    first = torch.where(mask_index, position, length - 1).amin(-1, keepdim=True)
+    position = torch.arange(mask_index.shape[1], device=mask_index.device)
+    first = torch.where(mask_index, position, position[-1]).amin(-1, keepdim=True)
     last = torch.where(mask_index, position, 0).amax(-1, keepdim=True)
-    width = int((last - first).amax()) + 1
-    column = first + torch.arange(width, device=mask_index.device)
-    at = column.clamp(max=length - 1)
+    column = first + position[: int((last - first).amax()) + 1]
+    at = column.clamp(max=position[-1])
     return at, mask_index.gather(1, at) & (column <= last)

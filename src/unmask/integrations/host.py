@@ -79,17 +79,20 @@ def advance(
     settings:   temperature, top_p and top_k of the proposals, with noise from the generator, or else from torch's own.
     sees_drawn: the policy sees the distribution that tokens were drawn from, instead of the plain one.
     """
-    logits, (rows, width) = _without_mask_token(block), block.masked.shape
+    rows, width = block.masked.shape
+    logits = block.logits.to(torch.float32, copy=True)
+    if 0 <= block.mask_id < logits.shape[-1]:
+        logits[..., block.mask_id] = -torch.inf
     proposed, drawn_from = propose(logits, settings, [width] * rows, [generator] * rows)
-    known: dict[str, Any] = {"start": block.start, "step": block.step}
-    known = {name: value for name, value in known.items() if value is not None}
+    known = {name: value for name in ("start", "step") if (value := getattr(block, name)) is not None}
+    random = "uniform" in policies.needs_of(policy)
     view = StepView(
         logits=drawn_from if sees_drawn else logits,
         masked=block.masked,
         proposed=proposed,
         tokens=block.tokens.long(),
         decoded=torch.zeros_like(block.masked) if block.given is None else ~(block.masked | block.given),
-        uniform=_uniform(block.masked, generator) if "uniform" in policies.needs_of(policy) else None,
+        uniform=torch.rand((rows, width), generator=generator, device=logits.device) if random else None,
         model_dtype=block.logits.dtype,
         **known,
     )
@@ -116,15 +119,3 @@ def _within_limit(
     remask = decision.remask & view.decoded & view.masked.any(-1, keepdim=True)
     fits = open_now - commit.sum(-1) + remask.sum(-1) <= left
     return commit, remask & fits[:, None]
-
-
-def _without_mask_token(block: Block) -> Float[Tensor, "b k v"]:
-    """A copy of the logits in float32, in which the mask token cannot be proposed."""
-    logits = block.logits.to(torch.float32, copy=True)
-    if 0 <= block.mask_id < logits.shape[-1]:
-        logits[..., block.mask_id] = -torch.inf
-    return logits
-
-
-def _uniform(masked: Bool[Tensor, "b k"], generator: torch.Generator | None) -> Float[Tensor, "b k"]:
-    return torch.rand(masked.shape, generator=generator, device=masked.device)

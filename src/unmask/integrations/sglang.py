@@ -90,11 +90,13 @@ class UnmaskAlgorithm(DllmAlgorithm):
             limit=_PATIENCE * self.block_size,
         )
         after = tokens.clone()
-        for cohort in _cohorts(states):
+        # The policy decides separately about rows of which it remembers nothing yet.
+        fresh = [row for row, state in enumerate(states) if state.of_policy is None]
+        others = [row for row, state in enumerate(states) if state.of_policy is not None]
+        for cohort in filter(None, (fresh, others)):
             index = torch.tensor(cohort, device=device)
-            whole = len(cohort) == len(states)
             history = policies.joined_state([states[row].of_policy for row in cohort])
-            done = advance(self.policy, block if whole else block.rows(index), history)
+            done = advance(self.policy, block if len(cohort) == len(states) else block.rows(index), history)
             after[index] = done.tokens
             for place, row in enumerate(cohort):
                 own = policies.state_of(done.state, slice(place, place + 1))
@@ -105,18 +107,9 @@ class UnmaskAlgorithm(DllmAlgorithm):
 
 def register() -> None:
     """Add an algorithm for every installed policy to SGLang's table; calling it again adds what is new."""
-    added = [_algorithm(name) for name in policies.names()]
-    for algorithm in added:
-        algo_name_to_cls.setdefault(algorithm.__name__, algorithm)
-    logger.info("unmask: registered %s", ", ".join(algorithm.__name__ for algorithm in added))
-
-
-def _algorithm(policy: str) -> type[UnmaskAlgorithm]:
-    name = "Unmask" + "".join(word[:1].upper() + word[1:] for word in policy.split("_"))
-    return type(name, (UnmaskAlgorithm,), {"policy_name": policy, "__doc__": f"Decoding with the policy {policy}."})
-
-
-def _cohorts(states: list[RowState]) -> list[list[int]]:
-    """The rows of which the policy remembers nothing yet, and the others: it decides about them separately."""
-    fresh = [row for row, state in enumerate(states) if state.of_policy is None]
-    return [cohort for cohort in (fresh, [row for row in range(len(states)) if row not in fresh]) if cohort]
+    added = []
+    for policy in policies.names():
+        added.append("Unmask" + "".join(word[:1].upper() + word[1:] for word in policy.split("_")))
+        members = {"policy_name": policy, "__doc__": f"Decoding with the policy {policy}."}
+        algo_name_to_cls.setdefault(added[-1], type(added[-1], (UnmaskAlgorithm,), members))
+    logger.info("unmask: registered %s", ", ".join(added))
