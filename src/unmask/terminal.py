@@ -149,7 +149,7 @@ def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
         # A space stands for an empty text, which a table would show as a dash.
         return "unknown" if value is None else short(value) if isinstance(value, float) else str(value) or " "
 
-    words, usual = ("cache", "refresh", "pass", "form", "figure"), {"refresh": "block"}
+    words, usual = ("cache", "refresh", "pass", "bound by", "form", "figure"), {"refresh": "block"}
     names = [name for name in rows[0] if any(row[name] not in ("", usual.get(name, "")) for row in rows)]
     columns = [table.Column(name, name, None if name in words else 0) for name in names]
     texts: list[table.Row] = [{name: text(row[name]) for name in names} for row in rows]

@@ -90,6 +90,7 @@ def test_the_floor_of_a_quantised_block_of_llada_is_little_more_than_half():
     assert moved[0] - moved[1] == 32 * (218_103_808 - 4 * 45_056)
     found = floor(shape, [call], BF16, GPU, quantized=True)
     assert found.seconds * 1000 == pytest.approx(1.96, abs=0.005)
+    assert found.bound_by == "memory"
 
 
 def test_a_floor_is_the_sum_of_the_slower_of_bytes_and_arithmetic():
@@ -98,7 +99,8 @@ def test_a_floor_is_the_sum_of_the_slower_of_bytes_and_arithmetic():
     n_bytes, flops = sum(item.n_bytes for item in found), sum(item.flops for item in found)
     slow_memory = floor(SMALL, [call], 1, Ceilings(bytes_per_s=1.0, flops_per_s=1e9))
     slow_products = floor(SMALL, [call, call], 1, Ceilings(bytes_per_s=1e9, flops_per_s=1.0))
-    assert (slow_memory.seconds, slow_products.seconds) == (pytest.approx(n_bytes), pytest.approx(2 * flops))
+    assert (slow_memory.seconds, slow_memory.bound_by) == (pytest.approx(n_bytes), "memory")
+    assert (slow_products.seconds, slow_products.bound_by) == (pytest.approx(2 * flops), "arithmetic")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,9 @@ def test_batches_cost_little_until_arithmetic_takes_over():
     one, four, eight = (floor_ms(llada, 1024, positions=32, batch=batch) for batch in (1, 4, 8))
     assert (one, four) == (pytest.approx(3.7, abs=0.06), pytest.approx(4.2, abs=0.06))
     assert 1000 * 8 * 4.7 / eight == pytest.approx(6200, rel=0.02)
+    small, large = (call_of(rows=rows, positions=32, keys=1280, predicted=32) for rows in (1, 8))
+    assert floor(llada, [small], BF16, GPU).bound_by == "memory"
+    assert floor(llada, [large], BF16, GPU).bound_by == "arithmetic"
 
 
 def test_ceilings_are_measured_in_the_dtype_asked_for():

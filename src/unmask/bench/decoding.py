@@ -109,6 +109,7 @@ def _step(subject: Subject, load: Load, passes: Sequence[MeasuredPass]) -> Measu
         "low_ms": times[len(times) // 10],  # a tenth of the passes is faster
         "high_ms": times[-1 - len(times) // 10],  # a tenth is slower
         **{f"{part}_ms": 1000.0 * statistics.median(getattr(each, f"{part}_s") for each in parts) for part in _PARTS},
+        "bound_by": floor.bound_by,  # what the floor consists of: memory or arithmetic
     }
     # None for a model whose sizes are not known; lasting: with products at the rate that a GPU keeps up for seconds
     for name, least in (("", floor.seconds), ("lasting_", floor.lasting_s)):
@@ -119,6 +120,7 @@ def _step(subject: Subject, load: Load, passes: Sequence[MeasuredPass]) -> Measu
         "ms": ms,
         "10-90 % ms": f"{short(figures['low_ms'])}-{short(figures['high_ms'])}",
         **{f"{part} ms": figures[f"{part}_ms"] for part in (*_PARTS, "floor")},
+        "bound by": figures["bound_by"] or "",
         "ms / floor": figures["ratio"] or "",
         "ms / lasting floor": figures["lasting_ratio"] or "",
     }
@@ -147,6 +149,8 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "repeats": repeats,
         "forward_passes": len(passes),  # of the batch
         "seconds": seconds,
+        "fastest_s": times[0],
+        "slowest_s": times[-1],
         "p99_s": times[math.ceil(0.99 * len(times)) - 1],  # nearest rank: of fewer than a hundred runs, the slowest
         "kept_tokens": kept,
         "first_prefix_ms": 1000.0 * statistics.median(firsts),
@@ -155,6 +159,8 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "ratio": None if floor_s is None else seconds / floor_s,
         "tokens_per_s": load.batch * load.plan.max_tokens / seconds,  # raw: every decoded position of every row
         "kept_tokens_per_s": kept / seconds,
+        "tokens_per_pass": load.plan.max_tokens / len(passes),  # of the row that takes the most passes
+        "ms_per_pass": 1000.0 * seconds / len(passes),
     }
     row = {
         "passes": len(passes),
@@ -162,6 +168,7 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "p99 ms": 1000.0 * figures["p99_s"],
         "tokens/s": figures["tokens_per_s"],
         "kept/s": figures["kept_tokens_per_s"],
+        "ms/pass": figures["ms_per_pass"],
         "first ms": figures["first_prefix_ms"],
         **{f"{part} ms": 1000.0 * figures[f"{part}_s"] for part in _PARTS},
         "floor ms": None if floor_s is None else 1000.0 * floor_s,

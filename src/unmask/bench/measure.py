@@ -166,6 +166,7 @@ class Floor(NamedTuple):
 
     seconds: float | None = None
     lasting_s: float | None = None  # with products at the rate that a GPU keeps up for seconds
+    bound_by: str | None = None  # 'memory' or 'arithmetic': what most of the time consists of
 
 
 def measure_ceilings(
@@ -219,10 +220,12 @@ def floor(
     shape: TransformerShape, calls: Sequence[ModelCall], itemsize: int, ceilings: Ceilings, *, quantized: bool = False
 ) -> Floor:
     """The least that these calls, one after the other, can take with numbers of `itemsize` bytes."""
-    seconds = lasting_s = 0.0
+    seconds = lasting_s = moving_s = 0.0
     for call in calls:
         for cost in operations(shape, call, itemsize, quantized=quantized).values():
-            memory_s = cost.n_bytes / ceilings.bytes_per_s
-            seconds += max(memory_s, cost.flops / ceilings.flops_per_s)
+            memory_s, arithmetic_s = cost.n_bytes / ceilings.bytes_per_s, cost.flops / ceilings.flops_per_s
+            seconds += max(memory_s, arithmetic_s)
+            moving_s += memory_s if memory_s > arithmetic_s else 0.0
             lasting_s += max(memory_s, cost.flops / (ceilings.lasting_flops_per_s or math.inf))
-    return Floor(seconds, lasting_s if ceilings.lasting_flops_per_s else None)
+    bound_by = "memory" if moving_s > seconds / 2 else "arithmetic"
+    return Floor(seconds, lasting_s if ceilings.lasting_flops_per_s else None, bound_by)
