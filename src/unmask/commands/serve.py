@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,15 @@ def serve(
             serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
         if on_ray:
             serving.Fleet(model.open, config, settings=settings, cluster=cluster, say=terminal.note).run()
-            return
-        with serving.bind(config) as bound:
-            llm, policy = open_model(model)
-            served = serving.Served(llm, config, policy=policy, settings=settings)
-            serving.Server(served, say=terminal.note).run(bound)
+        else:
+            _serve(serving, model, config, settings)
+
+
+def _serve(serving: Any, model: flags.Model, config: ServerConfig, settings: Settings, **listeners: Any) -> None:
+    with serving.bind(config) as bound:
+        llm, policy = open_model(model)
+        served = serving.Served(llm, config, policy=policy, settings=settings)
+        serving.Server(served, say=terminal.note, **listeners).run(bound)
 
 
 def batch(
@@ -58,16 +62,14 @@ def batch(
     Every answer is on disk at once; the same command goes on.
     """
     flags.check_writable(target)
-    files, on_ray = flags.from_extra("unmask.batch.files", "serve", "a batch"), cluster.on_ray("batch")
+    files, on_ray = flags.from_extra("unmask.batch", "serve", "a batch"), cluster.on_ray("batch")
 
     def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
-        from unmask.batch.complete import complete, complete_on
-
         options: dict[str, Any] = {"settings": settings, "rows": batch_size, "name": served_model_name}
         if on_ray:
-            return complete_on(cluster, model.open, lines, count=count, **options)
+            return files.complete_on(cluster, model.open, lines, count=count, **options)
         llm, policy = model.open()
-        return complete(llm, lines, policy=policy, **options)
+        return files.complete(llm, lines, policy=policy, **options)
 
     try:
         with progress.batch() as on_progress, cluster.quiet():
@@ -78,10 +80,7 @@ def batch(
 
 
 def play(
-    model: flags.Model,
-    settings: Settings = flags.EARLY_STOP,
-    port: int = PORT,
-    no_browser: bool = NO_BROWSER,
+    model: flags.Model, settings: Settings = flags.EARLY_STOP, port: int = PORT, no_browser: bool = NO_BROWSER
 ) -> None:
     """Watch masks fill in the browser.
 
@@ -89,11 +88,7 @@ def play(
     """
     serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
     config = with_keys(ServerConfig(port=port), terminal.note)
-    on_ready: Callable[[str], None] = (lambda url: None) if no_browser else open_browser
-    with serving.bind(config) as bound:
-        llm, policy = open_model(model)
-        served = serving.Served(llm, config, policy=policy, settings=settings)
-        serving.Server(served, say=terminal.note, on_ready=on_ready).run(bound)
+    _serve(serving, model, config, settings, on_ready=(lambda url: None) if no_browser else open_browser)
 
 
 def view(

@@ -37,10 +37,8 @@ def serve_page(page: str, *, port: int, on_ready: Callable[[str], None]) -> None
             self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
             self.send_header("Content-Length", str(len(content) if found else 0))
             self.end_headers()
-            if found and self.command == "GET":
+            if found:
                 self.wfile.write(content)
-
-        do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass
