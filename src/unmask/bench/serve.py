@@ -8,7 +8,6 @@ answers are counted as different, and not as wrong.
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, takewhile
 from typing import Any
 
+import numpy as np
 import torch
 
 from unmask import policies
@@ -55,7 +55,7 @@ def bench_serve(
     asks = asks_of(workload, parameters, chats=llm is not None and llm.codec.chat_template is not None)
     tally, clients, reader = _Tally(), [Client(url, key) for _ in range(count)], Client(url, key)
     _send_all(clients, [[ask] for ask in asks[:count]], tally)  # compiles, and fills pools
-    tally.restart()
+    tally.latencies, tally.firsts, tally.kept_tokens = [], [], 0  # what was wrong is not forgotten
     shares: Sequence[Iterable[Ask]] = [asks[number::count] for number in range(count)]
     held: list[Held | None] = []
     before, began = _counters(reader), time.perf_counter()
@@ -95,10 +95,6 @@ class _Tally:
         self.answers: dict[int, tuple[Ask, Counter[Answer]]] = {}  # by the number of the request
         self.compared = 0
         self.different = 0  # answers that differ from the lone one where rounding may be the reason
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the times so far, but not what was wrong."""
         self.latencies: list[float] = []
         self.firsts: list[float] = []
         self.kept_tokens = 0
@@ -220,8 +216,6 @@ def _measured(about: dict[str, Any], tally: _Tally, counters: Mapping[str, float
 
 def _percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
     """By nearest rank, in milliseconds."""
-    ranked = sorted(seconds)
-    return {
-        f"{name}_p{percent}_ms": 1000.0 * ranked[math.ceil(percent / 100 * len(ranked)) - 1] if ranked else None
-        for percent in (50, 95, 99)
-    }
+    ranks = (50, 95, 99)
+    found = 1000.0 * np.percentile(seconds, ranks, method="inverted_cdf") if seconds else [None] * len(ranks)
+    return {f"{name}_p{rank}_ms": value for rank, value in zip(ranks, found, strict=True)}
