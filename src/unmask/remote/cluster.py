@@ -38,9 +38,7 @@ class ClusterConfig:
     replicas: int | None = option(None, "Copies of the model on the cluster. [default: as many as have room]", least=1)
     cpus_per_replica: float = option(1.0, "CPU cores of a replica.", within="[0.01, inf)")
     gpus_per_replica: float | None = option(
-        None,
-        "GPUs of a replica; 0.5: two replicas share one. [default: 1 if the cluster has any]",
-        within="[0, inf)",
+        None, "GPUs of a replica; 0.5: two replicas share one. [default: 1 if the cluster has any]", within="[0, inf)"
     )
 
     def __post_init__(self) -> None:
