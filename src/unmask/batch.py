@@ -22,7 +22,6 @@ from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError, WorkFailed
 from unmask.locks import lock
 from unmask.policies import Policy
-from unmask.remote.cluster import ClusterConfig
 from unmask.remote.replicas import Pool
 from unmask.serve.answers import Answer
 from unmask.serve.errors import ApiError, answer_to, wrong
@@ -141,23 +140,15 @@ def complete(
         yield from refill()
 
 
-def complete_on(
-    cluster: ClusterConfig,
-    open_model: Callable[[], tuple[Generator, Policy]],
-    lines: Iterator[Line],
-    *,
-    count: int,
-    rows: int,
-    **options: Any,
-) -> Iterator[Result]:
-    """As `complete`, for `count` lines, on every replica of the cluster; `open_model` loads the model there."""
+def complete_on(replicas: Pool, lines: Iterator[Line], count: int, **options: Any) -> Iterator[Result]:
+    """As `complete`, for `count` lines, on replicas of a model and its policy, which end with the last line."""
 
     def answer(opened: tuple[Generator, Policy], part: list[Line]) -> list[Result]:
         llm, policy = opened
-        return list(complete(llm, part, policy=policy, rows=rows, **options))
+        return list(complete(llm, part, policy=policy, **options))
 
-    with closing(Pool(open_model, cluster)) as replicas:
-        for results in replicas.map(answer, ((part,) for part in replicas.parts(lines, count, rows))):
+    with closing(replicas):
+        for results in replicas.map(answer, ((part,) for part in replicas.parts(lines, count, options["rows"]))):
             yield from results
 
 

@@ -207,30 +207,19 @@ class Client:
 
     def _ask(self, ask: Ask) -> None:
         """Send a request: over a new connection if the server has closed the kept one since the last answer."""
-        kept, request = self.connection.sock, (ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
-        try:
-            if kept is not None and _closed(kept):
-                raise ConnectionResetError
-            self.connection.request(*request)
-        except OSError:
-            self.close()
-            if kept is None:
-                raise
-            self.connection.request(*request)
-
-
-def _closed(idle: socket.socket) -> bool:
-    """Whether the server has closed a connection on which nothing is asked; raises if it sent something there."""
-    idle.setblocking(False)
-    try:
-        rest = idle.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    finally:
-        idle.settimeout(PATIENCE_S)
-    if rest:
-        raise Broken("doubled", "more bytes came after the end of an answer")
-    return True
+        if (kept := self.connection.sock) is not None:
+            kept.setblocking(False)
+            try:
+                rest = kept.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:  # it is open, and silent as it should be
+                kept.settimeout(PATIENCE_S)
+            except OSError:
+                self.close()
+            else:
+                self.close()
+                if rest:
+                    raise Broken("doubled", "more bytes came after the end of an answer")
+        self.connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
 
 
 def _read(heard: Heard, chunks: Iterable[dict[str, Any]]) -> str:

@@ -17,14 +17,12 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
-from unmask.engine.generator import Generator
 from unmask.errors import UnmaskError, WorkFailed, counted
-from unmask.policies import Policy
 from unmask.remote.cluster import Cluster, ClusterConfig, last_line, quiet
 from unmask.serve.config import ServerConfig
 from unmask.serve.ending import STOPPED, handling_signals, holding_sigterm
 from unmask.serve.run import bind, farewell
-from unmask.settings import Settings
+from unmask.serve.served import Served
 
 T = TypeVar("T")
 
@@ -43,20 +41,13 @@ MOST_WAITING = 1_000  # while there is no replica
 
 
 class Fleet:
-    """The replicas, from their start to their end; `say` gets the lines for the terminal."""
+    """The replicas, from their start to their end; each is made where it runs. `say` gets lines for the terminal."""
 
     def __init__(
-        self,
-        load: Callable[[], tuple[Generator, Policy]],
-        config: ServerConfig,
-        *,
-        settings: Settings,
-        cluster: ClusterConfig,
-        say: Callable[[str], None],
+        self, make: Callable[[], Served], config: ServerConfig, *, cluster: ClusterConfig, say: Callable[[str], None]
     ) -> None:
         self.config, self.say = _with_port(config, cluster), say
-        self._arguments = load, self.config, settings
-        self._where = cluster
+        self._make, self._where = make, cluster
         self._signals: list[int] = []
         self._awake = SimpleQueue[None]()  # a signal may come while the main thread waits for it
         self._started = False  # Ray Serve, by us
@@ -123,7 +114,7 @@ class Fleet:
             request_router_config={"request_router_class": "unmask.serve.board.LeastLoadRouter"},
             logging_config=log,
         )
-        bound = deploy(serve.ingress()(Replica)).bind(*self._arguments, self._board)
+        bound = deploy(serve.ingress()(Replica)).bind(self._make, self._board)
         application = serve.RunTarget(bound, name=NAME, external_scaler_enabled=True)
         serve.run_many([application], wait_for_applications_running=False)
 

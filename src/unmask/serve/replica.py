@@ -10,15 +10,11 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError
 
-from unmask.engine.generator import Generator
-from unmask.policies import Policy
 from unmask.remote.replicas import failure_of
 from unmask.serve.app import App, create_app
 from unmask.serve.board import Report
-from unmask.serve.config import ServerConfig
 from unmask.serve.metrics import merged_page
 from unmask.serve.served import Served
-from unmask.settings import Settings
 
 REPORT_S = 0.5
 
@@ -26,24 +22,22 @@ REPORT_S = 0.5
 class Replica:
     """Loads the model, reports to the board, and does what the board says."""
 
-    async def __init__(
-        self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings, board: Any
-    ) -> None:
+    async def __init__(self, make: Callable[[], Served], board: Any) -> None:
         self.id = serve.get_replica_context().replica_id.unique_id
         self.board = board
         self.served: Any = None  # until the model is loaded
         self.reporting = asyncio.create_task(self._keep_reporting())
         try:
             # In a thread: reports go on meanwhile.
-            self.served = await asyncio.to_thread(self._load, load, config, settings)
+            self.served = await asyncio.to_thread(self._load, make)
         except Exception as error:
             self.reporting.cancel()
             await board.fail.remote(self.id, failure_of(error))
             raise
 
-    def _load(self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings) -> Served:
-        llm, policy = load()
-        served = Served(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
+    def _load(self, make: Callable[[], Served]) -> Served:
+        served = make()
+        served.metrics_of_all = self._metrics
         served.start()
         return served
 

@@ -8,9 +8,8 @@ import logging
 import math
 import socket
 import time
-from collections import abc
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -40,16 +39,14 @@ def bind(config: ServerConfig) -> socket.socket:
     """A socket at the server's address; clients cannot connect before the server listens."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind)
-        try:
+        with ExitStack() as failed:
+            bound = failed.enter_context(socket.socket(family, kind))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-        except OSError:
-            bound.close()
-            raise
+            failed.pop_all()
+            return bound
     except (OSError, UnicodeError) as error:
         raise _cannot_listen(config, error) from error
-    return bound
 
 
 def _cannot_listen(config: ServerConfig, error: OSError | UnicodeError) -> UnmaskError:
@@ -176,8 +173,6 @@ class Server(uvicorn.Server):
         if self.stopping is not None:
             self.stopping.call_soon_threadsafe(self._drop)
 
-    @contextmanager
-    def capture_signals(self) -> abc.Generator[None]:
+    def capture_signals(self) -> Any:
         # uvicorn's own method raises the signal once more afterwards, which would end the process.
-        with handling_signals(self.handle_exit):
-            yield
+        return handling_signals(self.handle_exit)

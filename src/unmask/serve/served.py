@@ -30,23 +30,22 @@ class Served:
     `policy` and `settings` are the defaults of requests; the config may have another seed.
     """
 
-    def __init__(
-        self,
-        llm: Generator,
-        config: ServerConfig,
-        *,
-        policy: Policy,
-        settings: Settings,
-        metrics_of_all: Callable[[], Awaitable[bytes]] | None = None,  # where other processes serve the model as well
-    ) -> None:
+    metrics_of_all: Callable[[], Awaitable[bytes]] | None = None  # where other processes serve the model as well
+
+    def __init__(self, llm: Generator, config: ServerConfig, *, policy: Policy, settings: Settings) -> None:
         self.llm, self.config, self.policy = llm, config, policy
         self.settings = settings if config.seed is None else settings.with_(seed=config.seed)
         self.room = llm.spec.max_length - check_defaults(llm, policy, self.settings).max_tokens  # for a prompt
         self.worker = Worker(llm, rows=config.max_batch_size, max_queue=config.max_queue)
-        self.metrics_of_all = metrics_of_all
         self.name = config.served_model_name or llm.spec.name  # as clients call the model
         self.model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "unmask"}
         self.uploads: set[asyncio.Timeout] = set()  # bodies that are being read
+
+    @classmethod
+    def load(cls, opening: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings) -> Served:
+        """The model and the policy that are opened here, at work."""
+        llm, policy = opening()
+        return cls(llm, config, policy=policy, settings=settings)
 
     def start(self) -> None:
         """Start the worker, and return when it has compiled and captured all that the first request would wait for."""

@@ -19,9 +19,8 @@ from unmask.engine.scheduler import Request
 from unmask.errors import TooLong, UnknownName, UnmaskError, WrongOption
 from unmask.policies import Policy
 from unmask.serve import schema
-from unmask.serve.answers import Answer
+from unmask.serve.answers import Answer, Logprobs
 from unmask.serve.errors import ApiError, blaming, wrong
-from unmask.serve.logprobs import Logprobs
 from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, Decoding, Events, GivenPart, MaskPart, Message
 from unmask.settings import Settings
 from unmask.trace.record import Trace
