@@ -32,9 +32,7 @@ class ServerConfig:
     max_total_tokens: int | None = option(
         None, "Most tokens of one request: prompt and max_tokens, over all its texts. [default: no limit]", least=1
     )
-    max_connections: int | None = option(
-        None, "Open connections. [default: 1000, or what the limit on open files leaves]", least=1
-    )
+    max_connections: int | None = option(None, "Open connections. [default: 1000, or what open files leave]", least=1)
     request_timeout_s: float = option(600.0, "Seconds for a request and its answer; 0: no limit.", within="[0, inf)")
     client_timeout_s: float = option(30.0, "Seconds for a client to send a request, or to read.", within="(0, inf)")
     served_model_name: str | None = option(None, "Name of the model for clients. [default: as loaded]")

@@ -16,9 +16,9 @@ from typing import Any
 import uvicorn
 
 from unmask.errors import UnmaskError, WorkFailed, counted
+from unmask.serve import connections
 from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
-from unmask.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, RATE, Connections, Limited, most_connections
 from unmask.serve.ending import REST_S, ended_by_force, handling_signals
 from unmask.serve.served import Served
 
@@ -86,12 +86,12 @@ class Server(uvicorn.Server):
         # No other log: warnings and errors reach stderr through Python's handler of last resort, and nothing else does.
         options: dict[str, Any] = {"log_config": ACCESS_LOG if config.access_log else None, "ws": "none"}
         options |= {"access_log": config.access_log, "lifespan": "off", "server_header": False}
-        options |= {"http": Limited, "backlog": ACCEPTED_AT_ONCE}
+        options |= {"http": connections.Limited, "backlog": connections.ACCEPTED_AT_ONCE}
         options["timeout_keep_alive"] = math.ceil(config.client_timeout_s)
         options["timeout_graceful_shutdown"] = math.ceil(config.grace_s) + 2  # for a task whose client is gone
         super().__init__(uvicorn.Config(create_app(served), **options))
         for logger in (log, logging.getLogger("uvicorn.error")):
-            logger.addFilter(RATE)
+            logger.addFilter(connections.once_per_second)
 
     def run(self, bound: socket.socket) -> None:  # ty: ignore[incompatible-method-override]
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
@@ -124,14 +124,14 @@ class Server(uvicorn.Server):
             raise _cannot_listen(self.served.config, error) from error
         asyncio.get_running_loop().set_exception_handler(self._heed)
         wanted = self.served.config.max_connections
-        most = most_connections(wanted)
+        most = connections.most_connections(wanted)
         if wanted is not None and most < wanted:
             self.say(f"max_connections is {most}, not {wanted}: raise the limit on open files with ulimit -n")
-        patience_s, counters = self.served.config.client_timeout_s, self.worker.metrics
-        self.server_state = self.connections = Connections(most=most, patience_s=patience_s, metrics=counters)
+        self.connections = connections.Connections(most, self.served.config.client_timeout_s, self.worker.metrics)
+        self.server_state = self.connections
         await super().startup(sockets)
         for bound in sockets or ():
-            bound.listen(BACKLOG)  # uvicorn's own number also says how many are accepted at once
+            bound.listen(connections.BACKLOG)  # uvicorn's own number also says how many are accepted at once
             self.say(f"serving {self.served.name} at {url_of(bound)}")
             self.on_ready(url_of(bound))
 
