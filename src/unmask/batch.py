@@ -24,10 +24,12 @@ from unmask.locks import lock
 from unmask.policies import Policy
 from unmask.remote.replicas import Pool
 from unmask.serve.answers import Answer
+from unmask.serve.config import ServerConfig
 from unmask.serve.errors import ApiError, answer_to, wrong
 from unmask.serve.schema import ChatRequest, CompletionRequest, request_of
+from unmask.serve.served import Served
 from unmask.serve.strict_json import dumps, loads
-from unmask.serve.translate import check_defaults, translate
+from unmask.serve.translate import translate
 from unmask.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -107,7 +109,8 @@ def complete(
     decoded together, and as many wait for a free row; no more lines are read. An error of the model or the device
     ends all lines and is raised.
     """
-    check_defaults(llm, policy, settings)
+    config = ServerConfig(max_queue=MOST_TEXTS, served_model_name=name, seed=settings.seed)
+    served = Served(llm, config, policy=policy, settings=settings)
     scheduler, unread = Scheduler(rows=rows), iter(lines)
     texts: dict[Request, tuple[Line, Answer]] = {}
 
@@ -118,7 +121,7 @@ def complete(
                 body = request_of(line["body"], URLS[line["url"]])
                 if body.stream:
                     raise wrong("a batch is not streamed; leave stream out", param="stream")
-                answer = translate(body, llm, policy=policy, settings=settings, most=MOST_TEXTS, name=name)
+                answer = translate(body, served)
             except Exception as error:
                 if not isinstance(error, ApiError):
                     log.error("reading the request %r failed", line["custom_id"], exc_info=error)

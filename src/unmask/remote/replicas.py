@@ -151,8 +151,6 @@ class Pool:
 
     def _finished(self) -> Iterator[Any]:
         """Wait for news of a replica, and yield its result if it was at work."""
-        from ray.exceptions import RayError, RayTaskError
-
         if not self._asked:
             raise WorkFailed("the pool is closed, or has no replica left")
         news, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=TICK_S)
@@ -166,9 +164,9 @@ class Pool:
         task, member.task = member.task, None
         try:
             found = self._ray.get(news[0])
-        except RayTaskError as error:  # arguments or a result that cannot be sent
+        except self._ray.exceptions.RayTaskError as error:  # arguments or a result that cannot be sent
             found = WorkFailed(last_line(error))
-        except RayError as error:
+        except self._ray.exceptions.RayError as error:
             self._replace(member, task, last_line(error))
             return
         if member.node is None:

@@ -177,7 +177,7 @@ async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     try:
         async with asyncio.timeout_at(deadline):
-            answer = await asyncio.to_thread(served.translate, body)
+            answer = await asyncio.to_thread(translate.translate, body, served)
     except TimeoutError as error:
         raise overdue() from error
     ticket = served.worker.submit(answer.requests, streamed=bool(body.stream or answer.logprobs))

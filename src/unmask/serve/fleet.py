@@ -60,10 +60,12 @@ class Fleet:
         with quiet(), handling_signals(self.handle_exit):
             with holding_sigterm():  # which Ray takes over, in Python and in C++
                 self.cluster = Cluster(self._where)
-            self._ray = self.cluster.ray
+                from ray import serve
+            self._ray: Any = self.cluster.ray
+            self._serve: Any = serve
             try:
                 self._check_wanted()
-                _within(START_S, self._start)
+                self._within(START_S, self._start)
                 self._wait_until_ready()
                 self._watch()
                 self._drain()
@@ -84,12 +86,12 @@ class Fleet:
 
     def _start(self) -> None:
         """Start the board, Ray Serve and the application; returns before the replicas are there."""
-        from ray import serve
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from unmask.serve.board import Board
         from unmask.serve.replica import Replica
 
+        serve = self._serve
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if (found := serve.status()).proxies or found.applications:
             names = f"applications: {', '.join(found.applications) or 'none'}"
@@ -119,8 +121,6 @@ class Fleet:
         serve.run_many([application], wait_for_applications_running=False)
 
     def _wait_until_ready(self) -> None:
-        from ray import serve
-
         began, wanted = time.monotonic(), self.cluster.replicas
         for reports, failures in self._overviews(TICK_S / 4):
             self._check_wanted()
@@ -130,7 +130,7 @@ class Fleet:
                 placed = f"{len(reports)} of {wanted} replicas found room"
                 raise WorkFailed(f"{placed}: {self.cluster.needs()}; give a smaller --replicas")
             names = [report.name for report in reports if report.name is not None]
-            state = _within(ANSWER_S, serve.status).applications[NAME]
+            state = self._within(ANSWER_S, self._serve.status).applications[NAME]
             if state.status == "DEPLOY_FAILED":
                 raise WorkFailed(f"the replicas could not be started: {last_line(state.message)}")
             if state.status == "RUNNING" and len(names) == wanted:
@@ -175,27 +175,41 @@ class Fleet:
 
     def _overviews(self, pause_s: float) -> Iterator[tuple[list[Any], list[UnmaskError]]]:
         """What the board says, at once and after every pause, which a signal ends; raises if it is lost."""
-        from ray.exceptions import GetTimeoutError, RayError
-
         while True:
             self.cluster.check()
             try:
                 found = self._ray.get(self._board.overview.remote(), timeout=ANSWER_S)
-            except GetTimeoutError:
+            except self._ray.exceptions.GetTimeoutError:
                 continue
-            except RayError as error:
+            except self._ray.exceptions.RayError as error:
                 raise WorkFailed(f"the board of this server is lost: {last_line(error)}") from error
             yield found
             with contextlib.suppress(Empty):
                 self._awake.get(timeout=pause_s)
 
+    def _within(self, seconds: float, call: Callable[[], T]) -> T:
+        """What a call of Ray Serve gives; it runs in a thread, which is left behind if the call takes longer."""
+        result: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(call())
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            return result.result(seconds)
+        except TimeoutError as error:
+            raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
+        except (self._ray.exceptions.RayError, self._serve.exceptions.RayServeException) as error:
+            raise WorkFailed(f"Ray Serve failed: {last_line(error)}") from error
+
     def _close(self) -> None:
         """End the replicas and Ray Serve, and leave the cluster."""
-        from ray import serve
-
         for _ in range(SHUTDOWNS if self._started and not self.cluster.lost else 0):
             with contextlib.suppress(WorkFailed):  # the board ends with this process, and replicas without the board
-                _within(START_S, serve.shutdown)
+                self._within(START_S, self._serve.shutdown)
                 break
             time.sleep(TICK_S)
         self.cluster.close()
@@ -209,25 +223,3 @@ def _with_port(config: ServerConfig, cluster: ClusterConfig) -> ServerConfig:
     if config.port == 0:
         raise UnmaskError("--port 0 cannot find a free port on another machine; give --port a number with --address")
     return config
-
-
-def _within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call of Ray Serve gives; it runs in a thread, which is left behind if the call takes longer than that."""
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
-
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return result.result(seconds)
-    except TimeoutError as error:
-        raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
-    except (RayError, RayServeException) as error:
-        raise WorkFailed(f"Ray Serve failed: {last_line(error)}") from error

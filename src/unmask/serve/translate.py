@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask import policies
 from unmask.engine.detail import Detail
@@ -16,14 +16,18 @@ from unmask.engine.generator import Generator
 from unmask.engine.plan import Plan, plan, preset_name
 from unmask.engine.prompts import as_batch, encode_prompt, token_list
 from unmask.engine.scheduler import Request
-from unmask.errors import TooLong, UnknownName, UnmaskError, WrongOption
+from unmask.errors import TooLong, UnknownName, UnmaskError, WrongOption, counted
 from unmask.policies import Policy
 from unmask.serve import schema
 from unmask.serve.answers import Answer, Logprobs
+from unmask.serve.config import ServerConfig
 from unmask.serve.errors import ApiError, blaming, wrong
 from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, Decoding, Events, GivenPart, MaskPart, Message
 from unmask.settings import Settings
 from unmask.trace.record import Trace
+
+if TYPE_CHECKING:
+    from unmask.serve.served import Served
 
 SETTINGS = tuple(item.name for item in fields(Settings))
 WIDEST_OVERLAP = 256  # positions of a block, whose overlap is sent in every pass
@@ -55,52 +59,32 @@ def check_model(name: str | None, served: str) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
-    """The plan of requests that keep the defaults; raises if they could not be decoded, whatever their prompt."""
-    job = plan(llm.model, policy, settings)
-    if job.max_tokens >= llm.spec.max_length:
-        room = f"leaves no room for a prompt in the {llm.spec.max_length} positions of {llm.spec.name}"
-        raise UnmaskError(f"max_tokens={job.max_tokens} {room}; give a smaller number")
-    return job
-
-
-def translate(
-    body: Body,
-    llm: Generator,
-    *,
-    policy: Policy,
-    settings: Settings,
-    most: int,
-    name: str | None = None,
-    draw_seed: bool = False,
-) -> Answer:
-    """What the request asks for, yet to be decoded.
-
-    `policy` and `settings` are the defaults, `most` is the number of texts allowed, `name` what clients call the model
-    (None: as loaded). With `draw_seed`, a request that gives no seed has a random one, unless its temperature is 0.
-    """
-    name, extra, decoding = name or llm.spec.name, body.model_extra or {}, body.decoding or Decoding()
-    check_model(body.model, name)
+def translate(body: Body, served: Served) -> Answer:
+    """What the request asks for, yet to be decoded; raises if it is wrong, or more than the server allows."""
+    llm, config = served.llm, served.config
+    extra, decoding = body.model_extra or {}, body.decoding or Decoding()
+    check_model(body.model, served.name)
     _check_fields(body, extra)
     prompts = _prompts(body, llm)
-    if (texts := len(prompts) * (body.n or 1)) > most:
-        raise wrong(f"{texts} texts are asked for; one request may ask for {most}")
-    policy = _policy(decoding, llm, policy)
-    settings, places = _settings(body, decoding, settings)
-    if draw_seed and "seed" not in places and settings.temperature > 0:
+    if (texts := len(prompts) * (body.n or 1)) > config.max_queue:
+        raise wrong(f"{texts} texts are asked for; one request may ask for {config.max_queue}")
+    policy = _policy(decoding, llm, served.policy)
+    settings, places = _settings(body, decoding, served.settings)
+    if config.seed is None and "seed" not in places and settings.temperature > 0:
         settings = settings.with_(seed=secrets.randbelow(LARGEST_SEED))
     with blaming("decoding"):
         job = plan(llm.model, policy, settings)
     top = _logprobs(body)
     detail = _detail(decoding.events, job, top, streamed=bool(body.stream))
     requests = _requests(body, llm, prompts, job, places)
+    _check_limits(requests, config)
     if (told := sum(len(request.canvas.holes) for request in requests) * (top or 0)) > MOST_TOLD:
         raise wrong(f"{told} candidates are asked for; one request may ask for {MOST_TOLD}", param="logprobs")
     for request in requests:
         request.detail = detail
     return Answer(
         body=body,
-        model=name,
+        model=served.name,
         requests=requests,
         ignored=sorted(extra.keys() - REFUSED.keys()),
         logprobs={} if top is None else {one: Logprobs(one, llm.codec, top=top, chat=body.chat) for one in requests},
@@ -115,6 +99,18 @@ def _check_fields(body: Body, extra: dict[str, Any]) -> None:
             raise wrong(f"{name} is not supported{way}", param=name)
     if body.stream_options is not None and not body.stream:
         raise wrong("stream_options is for requests with stream: true", param="stream_options")
+
+
+def _check_limits(requests: list[Request], config: ServerConfig) -> None:
+    canvases = [request.canvas for request in requests]
+    longest = max(canvas.length - len(canvas.holes) for canvas in canvases)
+    if longest > (config.max_prompt_tokens or longest):
+        message = f"the prompt has {longest} tokens; this server takes at most {config.max_prompt_tokens}"
+        raise ApiError(400, message, code="context_length_exceeded")
+    total = sum(canvas.length for canvas in canvases)
+    if total > (config.max_total_tokens or total):
+        asked = f"{counted(len(canvases), 'text')} of {total} tokens, prompts and max_tokens together"
+        raise ApiError(400, f"{asked}; a request may have {config.max_total_tokens} here", code="too_many_tokens")
 
 
 def _policy(decoding: Decoding, llm: Generator, default: Policy) -> Policy:
