@@ -89,7 +89,6 @@ class _Tally:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.ends: Counter[str] = Counter()
-        self.bad_by_kind: Counter[str] = Counter()
         self.faults: list[str] = []  # the first few, in words
         self.ids: set[str] = set()
         self.answers: dict[int, tuple[Ask, Counter[Answer]]] = {}  # by the number of the request
@@ -106,8 +105,6 @@ class _Tally:
             self.ends[heard.end] += 1
             if heard.end in FAULTS:
                 self._note(heard.ask, heard.end, heard.why)
-            elif heard.end == "bad":
-                self.bad_by_kind[heard.ask.fault] += 1
             elif heard.answer is not None:
                 self.ids.add(heard.id)
                 self.latencies.append(heard.seconds)
@@ -201,11 +198,9 @@ def _measured(about: dict[str, Any], tally: _Tally, counters: Mapping[str, float
         "passes": passes,
         "rows_per_pass": rows / passes if rows and passes else None,
     }
-    kinds = dict(sorted(tally.bad_by_kind.items()))
-    told = shown | {f"bad: {kind}": number for kind, number in kinds.items()}
-    told |= {"server at first": str(held[0]), "server at last": str(held[-1])} if held else {}
+    told = shown | ({"server at first": str(held[0]), "server at last": str(held[-1])} if held else {})
     faults = ", ".join(f"{tally.ends[end]} {end}" for end in FAULTS if tally.ends[end])
-    more = {"bad_by_kind": kinds, "held": [each._asdict() for each in held], "faults": tally.faults, "grown": grown}
+    more = {"held": [each._asdict() for each in held], "faults": tally.faults, "grown": grown}
     return Measurement(
         title=f"{about['model']}: {about['clients']} clients for {seconds:.1f} s",
         figures=about | shown | more,

@@ -117,9 +117,10 @@ class Server(uvicorn.Server):
         return None if stuck is None else f"{stuck}; the process ends"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        [bound] = sockets
         try:
-            for bound in sockets or ():
-                bound.listen()  # here, because uvloop hides the error
+            bound.listen()  # here, because uvloop hides the error
         except OSError as error:  # another process had bound the port as well, and was the first to listen
             raise _cannot_listen(self.served.config, error) from error
         asyncio.get_running_loop().set_exception_handler(self._heed)
@@ -130,10 +131,9 @@ class Server(uvicorn.Server):
         self.connections = connections.Connections(most, self.served.config.client_timeout_s, self.worker.metrics)
         self.server_state = self.connections
         await super().startup(sockets)
-        for bound in sockets or ():
-            bound.listen(connections.BACKLOG)  # uvicorn's own number also says how many are accepted at once
-            self.say(f"serving {self.served.name} at {url_of(bound)}")
-            self.on_ready(url_of(bound))
+        bound.listen(connections.BACKLOG)  # uvicorn's own number also says how many are accepted at once
+        self.say(f"serving {self.served.name} at {url_of(bound)}")
+        self.on_ready(url_of(bound))
 
     def _heed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count connections that could not be accepted; the event loop's own handler gets everything else."""
