@@ -16,7 +16,7 @@ from unmask.errors import counted
 from unmask.terminal import stderr
 
 if TYPE_CHECKING:
-    from unmask.batch.files import Progress as BatchProgress
+    from unmask.batch import Progress as BatchProgress
     from unmask.evals.run import Progress as EvalProgress
     from unmask.types import StepEvent
 

@@ -9,10 +9,10 @@ import logging
 import multiprocessing
 import socket
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from multiprocessing.synchronize import Event
+from typing import Any
 
 from unmask import policies
 from unmask.bench.workload import ServeWorkload
@@ -28,43 +28,31 @@ GRACE_S = 2.0  # for requests under way when the benchmark is over
 END_S = 30.0  # for the process to end by itself
 
 
-class Place(NamedTuple):
-    """Where a server listens, and its process."""
-
-    url: str
-    pid: int
-
-
 @contextmanager
-def started(load: Callable[[], LoadedModel], workload: ServeWorkload, parameters: dict[str, Any]) -> Generator[Place]:
-    """A server for that workload, ended with the block; `load` is called in its process, to which it is pickled."""
+def started(
+    load: Callable[[], LoadedModel], workload: ServeWorkload, parameters: dict[str, Any]
+) -> Generator[dict[str, Any]]:
+    """A server for that workload, ended with the block: its `url`, and the `pid` of its process.
+
+    `load` is called in that process, to which it is pickled.
+    """
     limits: dict[str, Any] = workload.limits() | {"warmup_prompt_tokens": workload.prompt_tokens}
     config = ServerConfig(port=0, grace_s=GRACE_S, **limits)
     context = multiprocessing.get_context("spawn")  # a fork would copy a device that is in use
+    ready = context.Event()
     with bind(config) as bound:
-        url = url_of(bound)
-        process = context.Process(target=_serve, args=(load, workload, parameters, config, bound), daemon=True)
+        url, given = url_of(bound), (load, workload, parameters, config, bound, ready)
+        process = context.Process(target=_serve, args=given, daemon=True)
         process.start()
     try:
-        _await(url, process)
-        assert process.pid is not None
-        yield Place(url, process.pid)
+        while not ready.wait(0.05):
+            if not process.is_alive():
+                raise WorkFailed(f"the server ended with status {process.exitcode} before it was ready")
+        yield {"url": url, "pid": process.pid}
     finally:
         process.terminate()
         process.join(END_S)
         process.kill()  # which does nothing to a process that has ended
-
-
-def _await(url: str, process: multiprocessing.process.BaseProcess) -> None:
-    """Return when the server accepts connections, which it does once its model is loaded and warmed up."""
-    host, port = url.removeprefix("http://").rsplit(":", 1)
-    while process.is_alive():
-        try:
-            socket.create_connection((host, int(port))).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-    raise WorkFailed(f"the server ended with status {process.exitcode} before it was ready")
 
 
 def _serve(
@@ -73,6 +61,7 @@ def _serve(
     parameters: dict[str, Any],
     config: ServerConfig,
     bound: socket.socket,
+    ready: Event,
 ) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # some requests are no HTTP, on purpose
     try:
@@ -80,6 +69,6 @@ def _serve(
         # Requests say all of this themselves; the server needs it for its warm-up.
         policy = policies.resolve(workload.policies[0], preset_name(llm.spec), parameters=parameters)
         served = Served(llm, config, policy=policy, settings=workload.settings())
-        Server(served, say=lambda line: None).run(bound)
+        Server(served, say=lambda line: None, on_ready=lambda url: ready.set()).run(bound)
     except UnmaskError as error:
         sys.exit(f"unmask: {error}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import unmask
 from unmask import policies
-from unmask.batch.complete import complete
+from unmask.batch import complete
 from unmask.engine.generator import Generator
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

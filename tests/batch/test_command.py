@@ -14,7 +14,7 @@ import pytest
 from batch.lines import CHAT, answers_in, line_of, write
 
 from unmask import cli, progress
-from unmask.batch.files import Progress
+from unmask.batch import Progress
 from unmask.models.toy import SENTENCE
 
 COMMAND = [sys.executable, "-m", "unmask", "batch"]
@@ -170,7 +170,7 @@ def test_a_wrong_command_gets_one_line_and_exit_status_2(case, tmp_path, capsys,
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(tmp_path, capsys, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("unmask.serve.", "unmask.batch."))]:
+    for name in [name for name in sys.modules if name.startswith(("unmask.serve.", "unmask.batch"))]:
         if name != "unmask.serve.config":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "starlette.exceptions", None)

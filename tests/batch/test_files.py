@@ -7,7 +7,7 @@ import json
 import pytest
 from batch.lines import answers_in, line_of, write
 
-from unmask.batch.files import Progress, run
+from unmask.batch import Progress, run
 from unmask.errors import UnmaskError, WorkFailed
 
 LINES = [line_of(f"r-{number}", {"prompt": f"é {number}"}) for number in range(5)]
@@ -126,8 +126,8 @@ WRONG = {
     "an empty id": (json.dumps({**LINES[0], "custom_id": ""}), "custom_id must be a string that is not empty, got ''"),
     "an id twice": (GOOD, "custom_id 'r-0' is there a second time"),
     "another method": (json.dumps({**LINES[1], "method": "GET"}), "POST to /v1/completions or /v1/chat/completions"),
-    "another url": (json.dumps({**LINES[1], "url": "/v1/embeddings"}), "got 'POST' '/v1/embeddings'"),
-    "no url": (json.dumps({**LINES[1], "url": ["/v1/completions"]}), "got 'POST' ['/v1/completions']"),
+    "another url": (json.dumps({**LINES[1], "url": "/v1/embeddings"}), "got ('POST', '/v1/embeddings')"),
+    "no url": (json.dumps({**LINES[1], "url": ["/v1/completions"]}), "got ('POST', ['/v1/completions'])"),
 }
 
 

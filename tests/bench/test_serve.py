@@ -44,7 +44,7 @@ def test_a_good_server_gives_every_client_its_lone_answer(make_llada: Callable[.
     assert figures["compared"] == figures["answered"] > 20
     assert figures["different"] == figures["refused"] == 0
     assert figures["answered"] + figures["cancelled"] + figures["bad"] == 8 + 8 * 4
-    assert sum(figures["bad_by_kind"].values()) == figures["bad"] > 0
+    assert figures["bad"] > 0
     assert 1.0 < figures["rows_per_pass"] <= 8.0
     assert 0.0 < figures["latency_p50_ms"] <= figures["latency_p95_ms"] <= figures["latency_p99_ms"]
     assert 0.0 < figures["first_text_p50_ms"] <= figures["first_text_p99_ms"]

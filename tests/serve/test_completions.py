@@ -11,6 +11,8 @@ import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
 from unmask.serve import schema
+from unmask.serve.config import ServerConfig
+from unmask.serve.served import Served
 from unmask.serve.translate import translate
 
 PROMPT = "Countdown: 86,28,13,31,96"
@@ -176,12 +178,13 @@ def test_policies_that_remember_or_remask_give_what_python_gives(name, served):
 
 def test_a_policy_named_has_the_preset_of_the_family_whatever_the_server_has(make_dream):
     llm = unmask.load(str(make_dream()), device="cpu")
-    server = {"policy": policies.get("mean_field", threshold=0.3, iterations=1), "settings": SETTINGS, "most": 64}
+    server = policies.get("mean_field", threshold=0.3, iterations=1)
+    served = Served(llm, ServerConfig(), policy=server, settings=SETTINGS)
 
     def chosen(decoding):
-        return translate(schema.CompletionRequest(prompt="x", decoding=decoding), llm, **server).requests[0].plan.policy
+        return translate(schema.CompletionRequest(prompt="x", decoding=decoding), served).requests[0].plan.policy
 
-    assert chosen(None) == server["policy"]
+    assert chosen(None) == server
     assert chosen({"threshold": 0.4}) == policies.get("mean_field", threshold=0.4, iterations=1)
     assert chosen({"policy": "mean_field"}) == policies.preset("mean_field", "dream") != policies.get("mean_field")
     assert chosen({"policy": "mean_field", "iterations": 3}) == policies.get("mean_field", threshold=0.95, iterations=3)

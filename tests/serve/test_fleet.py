@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from subprocess import PIPE, Popen, run
 from typing import Any
 
@@ -27,6 +28,7 @@ from unmask.flags import Model
 from unmask.remote.cluster import ClusterConfig
 from unmask.serve.config import ServerConfig
 from unmask.serve.fleet import Fleet
+from unmask.serve.served import Served as Loaded
 
 pytestmark = [
     pytest.mark.slow,
@@ -106,8 +108,9 @@ def running(address: str, **config: Any) -> Iterator[Served]:
         said.append(line)
         ready.set()
 
-    how = {"settings": SETTINGS, "cluster": ClusterConfig(address=address, replicas=2), "say": say}
-    fleet = Fleet(Model(model="tiny", device="cpu").open, ServerConfig(port=free_port(), **config), **how)
+    how = {"cluster": ClusterConfig(address=address, replicas=2), "say": say}
+    chosen = ServerConfig(port=free_port(), **config)
+    fleet = Fleet(partial(Loaded.load, Model(model="tiny", device="cpu").open, chosen, SETTINGS), chosen, **how)
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(fleet.run)
         try:
@@ -128,7 +131,8 @@ def cluster() -> Iterator[Any]:
 
 def test_a_model_that_cannot_be_loaded_is_one_line(cluster):
     config, where = ServerConfig(port=free_port()), ClusterConfig(address=cluster.address, replicas=2)
-    fleet = Fleet(Model(model="./no/such/folder").open, config, settings=SETTINGS, cluster=where, say=print)
+    make = partial(Loaded.load, Model(model="./no/such/folder").open, config, SETTINGS)
+    fleet = Fleet(make, config, cluster=where, say=print)
     with pytest.raises(UnmaskError, match=r"^\./no/such/folder: there is no such folder"):
         fleet.run()
 
@@ -194,14 +198,9 @@ def test_a_replica_that_is_scaled_away_ends_its_streams(served):
 
 
 def test_a_second_server_on_the_same_cluster_is_one_line(served, cluster):
+    config, where = ServerConfig(port=free_port()), ClusterConfig(address=cluster.address)
     with pytest.raises(WorkFailed, match=r"Ray Serve runs on this cluster already \(applications: unmask\)"):
-        Fleet(
-            served.fleet._arguments[0],
-            ServerConfig(port=free_port()),
-            settings=SETTINGS,
-            say=print,
-            cluster=ClusterConfig(address=cluster.address),
-        ).run()
+        Fleet(served.fleet._make, config, cluster=where, say=print).run()
 
 
 def test_a_node_killed_in_a_stream_breaks_it_and_the_other_replica_goes_on(served, cluster):

@@ -7,7 +7,7 @@ import pytest
 from serve.servers import running
 
 import unmask
-from unmask.serve.logprobs import IMPOSSIBLE
+from unmask.serve.answers import IMPOSSIBLE
 
 PROMPT = "Countdown: 86,28,13,31,96"
 MESSAGES = [{"role": "user", "content": PROMPT}]

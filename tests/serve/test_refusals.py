@@ -10,7 +10,9 @@ from serve.servers import running
 import unmask
 from unmask import Settings, policies
 from unmask.serve import schema
+from unmask.serve.config import ServerConfig
 from unmask.serve.guard import MOST_CONTAINERS
+from unmask.serve.served import Served
 from unmask.serve.translate import translate
 
 CHAT = "/v1/chat/completions"
@@ -242,9 +244,10 @@ def test_brackets_inside_strings_are_no_lists(toy_served):
 
 
 def test_the_servers_own_policy_is_not_held_against_the_bounds_for_requests(toy):
-    server = {"policy": policies.get("mean_field", iterations=100), "settings": Settings(), "most": 1}
+    policy = policies.get("mean_field", iterations=100)
+    served = Served(toy, ServerConfig(), policy=policy, settings=Settings())
     body = schema.CompletionRequest(prompt="x", decoding={"threshold": 0.5})
-    assert translate(body, toy, **server).requests[0].plan.policy.iterations == 100
+    assert translate(body, served).requests[0].plan.policy.iterations == 100
 
 
 @pytest.mark.parametrize("body", [{"prompt": "x" * 5000}, {**HI, "max_tokens": 4096}, {"prompt": [{"mask": 5000}]}])

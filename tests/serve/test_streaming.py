@@ -15,6 +15,8 @@ from unmask import policies
 from unmask.models.toy import SENTENCE
 from unmask.serve import schema
 from unmask.serve.app import EventStream
+from unmask.serve.config import ServerConfig
+from unmask.serve.served import Served
 from unmask.serve.translate import translate
 from unmask.serve.worker import Ticket
 
@@ -86,9 +88,8 @@ def test_the_async_client_streams(served):
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(version, toy):
-    asked = translate(
-        schema.CompletionRequest(prompt="Hi"), toy, policy=policies.get("fixed"), settings=unmask.Settings(), most=1
-    )
+    served = Served(toy, ServerConfig(), policy=policies.get("fixed"), settings=unmask.Settings())
+    asked = translate(schema.CompletionRequest(prompt="Hi"), served)
 
     async def receive():
         return {"type": "http.disconnect"}

@@ -8,7 +8,6 @@ answers are counted as different, and not as wrong.
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, takewhile
 from typing import Any
 
+import numpy as np
 import torch
 
 from unmask import policies
@@ -55,7 +55,7 @@ def bench_serve(
     asks = asks_of(workload, parameters, chats=llm is not None and llm.codec.chat_template is not None)
     tally, clients, reader = _Tally(), [Client(url, key) for _ in range(count)], Client(url, key)
     _send_all(clients, [[ask] for ask in asks[:count]], tally)  # compiles, and fills pools
-    tally.restart()
+    tally.latencies, tally.firsts, tally.kept_tokens = [], [], 0  # what was wrong is not forgotten
     shares: Sequence[Iterable[Ask]] = [asks[number::count] for number in range(count)]
     held: list[Held | None] = []
     before, began = _counters(reader), time.perf_counter()
@@ -89,16 +89,11 @@ class _Tally:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.ends: Counter[str] = Counter()
-        self.bad_by_kind: Counter[str] = Counter()
         self.faults: list[str] = []  # the first few, in words
         self.ids: set[str] = set()
         self.answers: dict[int, tuple[Ask, Counter[Answer]]] = {}  # by the number of the request
         self.compared = 0
         self.different = 0  # answers that differ from the lone one where rounding may be the reason
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the times so far, but not what was wrong."""
         self.latencies: list[float] = []
         self.firsts: list[float] = []
         self.kept_tokens = 0
@@ -110,8 +105,6 @@ class _Tally:
             self.ends[heard.end] += 1
             if heard.end in FAULTS:
                 self._note(heard.ask, heard.end, heard.why)
-            elif heard.end == "bad":
-                self.bad_by_kind[heard.ask.fault] += 1
             elif heard.answer is not None:
                 self.ids.add(heard.id)
                 self.latencies.append(heard.seconds)
@@ -205,11 +198,9 @@ def _measured(about: dict[str, Any], tally: _Tally, counters: Mapping[str, float
         "passes": passes,
         "rows_per_pass": rows / passes if rows and passes else None,
     }
-    kinds = dict(sorted(tally.bad_by_kind.items()))
-    told = shown | {f"bad: {kind}": number for kind, number in kinds.items()}
-    told |= {"server at first": str(held[0]), "server at last": str(held[-1])} if held else {}
+    told = shown | ({"server at first": str(held[0]), "server at last": str(held[-1])} if held else {})
     faults = ", ".join(f"{tally.ends[end]} {end}" for end in FAULTS if tally.ends[end])
-    more = {"bad_by_kind": kinds, "held": [each._asdict() for each in held], "faults": tally.faults, "grown": grown}
+    more = {"held": [each._asdict() for each in held], "faults": tally.faults, "grown": grown}
     return Measurement(
         title=f"{about['model']}: {about['clients']} clients for {seconds:.1f} s",
         figures=about | shown | more,
@@ -220,8 +211,6 @@ def _measured(about: dict[str, Any], tally: _Tally, counters: Mapping[str, float
 
 def _percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
     """By nearest rank, in milliseconds."""
-    ranked = sorted(seconds)
-    return {
-        f"{name}_p{percent}_ms": 1000.0 * ranked[math.ceil(percent / 100 * len(ranked)) - 1] if ranked else None
-        for percent in (50, 95, 99)
-    }
+    ranks = (50, 95, 99)
+    found = 1000.0 * np.percentile(seconds, ranks, method="inverted_cdf") if seconds else [None] * len(ranks)
+    return {f"{name}_p{rank}_ms": value for rank, value in zip(ranks, found, strict=True)}

@@ -54,13 +54,12 @@ class Ask:
 
 def asks_of(workload: ServeWorkload, parameters: Mapping[str, Any], *, chats: bool) -> list[Ask]:
     """The requests of all clients; `parameters` are those of the policy, `chats`: the model has a chat template."""
-    draw = random.Random(workload.seed)
-    made = (_good(workload, parameters, number, draw, chats) for number in range(workload.clients * workload.requests))
-    return [ask if workload.plain else _mixed(ask, workload, draw) for ask in made]
+    draw, count = random.Random(workload.seed), workload.clients * workload.requests
+    return [_ask(workload, parameters, number, draw, chats) for number in range(count)]
 
 
-def _good(workload: ServeWorkload, parameters: Mapping[str, Any], number: int, draw: random.Random, chats: bool) -> Ask:
-    plain = workload.plain
+def _ask(workload: ServeWorkload, parameters: Mapping[str, Any], number: int, draw: random.Random, chats: bool) -> Ask:
+    plain, path = workload.plain, COMPLETIONS
     length = draw.randint(workload.prompt_tokens if plain else workload.shortest_prompt, workload.prompt_tokens)
     room = draw.randint(workload.max_tokens if plain else workload.shortest_answer, workload.max_tokens)
     policy = workload.policies[0 if plain else number % len(workload.policies)]
@@ -70,8 +69,7 @@ def _good(workload: ServeWorkload, parameters: Mapping[str, Any], number: int, d
         decoding["cache"] = "none" if alone else workload.caches[number % len(workload.caches)]
     if workload.block_size is not None:
         decoding["block_size"] = workload.block_size
-    prompt = draw.choices(LETTERS, k=length)
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": room, "decoding": decoding}
+    body: dict[str, Any] = {"prompt": draw.choices(LETTERS, k=length), "max_tokens": room, "decoding": decoding}
     if plain:
         return Ask(number=number, body=body)
     decoding["logits_eos_inf"] = draw.random() < 0.75  # long answers: random prompts say little
@@ -80,22 +78,15 @@ def _good(workload: ServeWorkload, parameters: Mapping[str, Any], number: int, d
     if draw.random() < 0.1:
         body["n"] = 2
     if chats and draw.random() < 0.25:
-        said = {"role": "user", "content": " ".join(map(str, body.pop("prompt")[: length // 4]))}
-        return Ask(number=number, path=CHAT, body={"messages": [said], **body})
-    return Ask(number=number, body=body)
-
-
-def _mixed(ask: Ask, workload: ServeWorkload, draw: random.Random) -> Ask:
-    """The request, streamed or left before its answer; or a bad one in its place."""
+        said = " ".join(map(str, body.pop("prompt")[: length // 4]))
+        path, body["messages"] = CHAT, [{"role": "user", "content": said}]
     if draw.random() < workload.share_bad:
-        return draw.choice(_bad(ask))
-    body = dict(ask.body)
+        return draw.choice(_bad(Ask(number=number, path=path, body=body)))
     if draw.random() < workload.share_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         if draw.random() < 0.25:
-            body["decoding"] = body["decoding"] | {"events": {"candidates": 2}}
-    leaves = draw.random() < workload.share_cancelled
-    return replace(ask, body=body, leaves=leaves)
+            decoding["events"] = {"candidates": 2}
+    return Ask(number=number, path=path, body=body, leaves=draw.random() < workload.share_cancelled)
 
 
 def _bad(good: Ask) -> list[Ask]:
@@ -151,11 +142,7 @@ class Heard:
 
 
 class Broken(Exception):
-    """An answer that is not what the protocol says; `end` is what it counts as."""
-
-    def __init__(self, end: str, why: str) -> None:
-        super().__init__(why)
-        self.end = end
+    """An answer that is not what the protocol says: the end that it counts as, and why."""
 
 
 class Client:
@@ -171,9 +158,9 @@ class Client:
         """Send a request, and wait for its answer unless the client leaves."""
         heard = Heard(ask=ask)
         try:
-            heard.end = self._throw(ask.raw) if ask.fault and ask.expects is None else self._exchange(heard)
+            heard.end = self._exchange(ask, heard)
         except Broken as error:
-            heard.end, heard.why = error.end, str(error)
+            heard.end, heard.why = error.args
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             heard.why = f"{type(error).__name__}: {error}"
         heard.seconds = time.perf_counter() - heard.began
@@ -186,73 +173,53 @@ class Client:
         try:
             self.connection.request("GET", path, headers=self.key)
             answer = self.connection.getresponse()
-            text = answer.read().decode()
+            if answer.status != 200:
+                raise http.client.HTTPException(f"it got {answer.status}: {answer.read().decode():.200}")
+            return answer.read().decode()
         except (OSError, http.client.HTTPException) as error:
             raise WorkFailed(f"the server's {path} cannot be read: {error}") from error
         finally:
             self.close()
-        if answer.status != 200:
-            raise WorkFailed(f"the server's {path} cannot be read: it got {answer.status}: {text:.200}")
-        return text
 
     def close(self) -> None:
         self.connection.close()  # the next request opens it again
 
-    def _throw(self, raw: bytes) -> str:
-        """Send bytes over a connection of their own, and leave."""
-        with suppress(OSError), socket.create_connection(self.place, timeout=PATIENCE_S) as connection:
-            connection.sendall(raw)
-        return "bad"
-
-    def _exchange(self, heard: Heard) -> str:
-        ask = heard.ask
+    def _exchange(self, ask: Ask, heard: Heard) -> str:
+        if ask.fault and ask.expects is None:  # over a connection of its own, which is left at once
+            with suppress(OSError), socket.create_connection(self.place, timeout=PATIENCE_S) as connection:
+                connection.sendall(ask.raw)
+            return "bad"
         self._ask(ask)
         if ask.leaves and not ask.streams:
             return "cancelled"
         response = self.connection.getresponse()
-        if response.status != 200:
-            return _refused(ask, response.status, json.loads(response.read())["error"]["message"])
+        status = response.status
+        message = "" if status == 200 else json.loads(response.read())["error"]["message"]
+        if status == FULL:
+            return "refused"
+        if ask.fault and status == ask.expects:
+            return "bad"
         if ask.fault:
-            raise Broken("wrong", f"{ask.fault} got 200 instead of {ask.expects}")
+            raise Broken("wrong", f"{ask.fault} got {status} instead of {ask.expects}: {message}")
+        if status != 200:
+            raise Broken("lost" if status >= 500 else "wrong", f"got {status}: {message}")
         return _read(heard, _events(response) if ask.streams else [json.loads(response.read())])
 
     def _ask(self, ask: Ask) -> None:
         """Send a request: over a new connection if the server has closed the kept one since the last answer."""
-        kept, request = self.connection.sock, (ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
-        try:
-            if kept is not None and _closed(kept):
-                raise ConnectionResetError
-            self.connection.request(*request)
-        except OSError:
-            self.close()
-            if kept is None:
-                raise
-            self.connection.request(*request)
-
-
-def _closed(idle: socket.socket) -> bool:
-    """Whether the server has closed a connection on which nothing is asked; raises if it sent something there."""
-    idle.setblocking(False)
-    try:
-        rest = idle.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    finally:
-        idle.settimeout(PATIENCE_S)
-    if rest:
-        raise Broken("doubled", "more bytes came after the end of an answer")
-    return True
-
-
-def _refused(ask: Ask, status: int, message: str) -> str:
-    """What an answer that is an error counts as: expected, for want of room, or a fault."""
-    if status == FULL:
-        return "refused"
-    if status == ask.expects:
-        return "bad"
-    if ask.fault:
-        raise Broken("wrong", f"{ask.fault} got {status} instead of {ask.expects}: {message}")
-    raise Broken("lost" if status >= 500 else "wrong", f"got {status}: {message}")
+        if (kept := self.connection.sock) is not None:
+            kept.setblocking(False)
+            try:
+                rest = kept.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:  # it is open, and silent as it should be
+                kept.settimeout(PATIENCE_S)
+            except OSError:
+                self.close()
+            else:
+                self.close()
+                if rest:
+                    raise Broken("doubled", "more bytes came after the end of an answer")
+        self.connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
 
 
 def _read(heard: Heard, chunks: Iterable[dict[str, Any]]) -> str:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import os
+import threading
+import webbrowser
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from unmask import flags, progress, terminal
 from unmask.commands.generate import open_model
-from unmask.errors import Interrupted
+from unmask.errors import Interrupted, UnmaskError
 from unmask.options import option
 from unmask.serve.config import ServerConfig, with_keys
 from unmask.serve.ending import holding_sigterm, stoppable
 from unmask.settings import Settings
 from unmask.web import document
-from unmask.web.show import open_browser, serve_page
 
+HOST = "127.0.0.1"  # of the viewer: only this machine can reach it
 PORT = option(0, "Port of this machine; 0: a free one.", least=0, most=65535)
 NO_BROWSER = option(False, "Do not open a browser; the URL is printed.", "--no-browser")
 
@@ -36,12 +42,16 @@ def serve(
         with holding_sigterm():  # libraries start threads when they are imported
             serving = flags.from_extra("unmask.serve.fleet" if on_ray else "unmask.serve.run", "serve", "serving")
         if on_ray:
-            serving.Fleet(model.open, config, settings=settings, cluster=cluster, say=terminal.note).run()
-            return
-        with serving.bind(config) as bound:
-            llm, policy = open_model(model)
-            served = serving.Served(llm, config, policy=policy, settings=settings)
-            serving.Server(served, say=terminal.note).run(bound)
+            make = partial(serving.Served.load, model.open, config, settings)
+            serving.Fleet(make, config, cluster=cluster, say=terminal.note).run()
+        else:
+            _serve(serving, model, config, settings)
+
+
+def _serve(serving: Any, model: flags.Model, config: ServerConfig, settings: Settings, **listeners: Any) -> None:
+    with serving.bind(config) as bound:
+        served = serving.Served.load(partial(open_model, model), config, settings)
+        serving.Server(served, say=terminal.note, **listeners).run(bound)
 
 
 def batch(
@@ -58,16 +68,14 @@ def batch(
     Every answer is on disk at once; the same command goes on.
     """
     flags.check_writable(target)
-    files, on_ray = flags.from_extra("unmask.batch.files", "serve", "a batch"), cluster.on_ray("batch")
+    files, on_ray = flags.from_extra("unmask.batch", "serve", "a batch"), cluster.on_ray("batch")
 
     def answer(lines: Iterator[Any], count: int) -> Iterator[Any]:
-        from unmask.batch.complete import complete, complete_on
-
         options: dict[str, Any] = {"settings": settings, "rows": batch_size, "name": served_model_name}
         if on_ray:
-            return complete_on(cluster, model.open, lines, count=count, **options)
+            return files.complete_on(files.Pool(model.open, cluster), lines, count, **options)
         llm, policy = model.open()
-        return complete(llm, lines, policy=policy, **options)
+        return files.complete(llm, lines, policy=policy, **options)
 
     try:
         with progress.batch() as on_progress, cluster.quiet():
@@ -78,10 +86,7 @@ def batch(
 
 
 def play(
-    model: flags.Model,
-    settings: Settings = flags.EARLY_STOP,
-    port: int = PORT,
-    no_browser: bool = NO_BROWSER,
+    model: flags.Model, settings: Settings = flags.EARLY_STOP, port: int = PORT, no_browser: bool = NO_BROWSER
 ) -> None:
     """Watch masks fill in the browser.
 
@@ -89,11 +94,7 @@ def play(
     """
     serving = flags.from_extra("unmask.serve.run", "serve", "the playground")
     config = with_keys(ServerConfig(port=port), terminal.note)
-    on_ready: Callable[[str], None] = (lambda url: None) if no_browser else open_browser
-    with serving.bind(config) as bound:
-        llm, policy = open_model(model)
-        served = serving.Served(llm, config, policy=policy, settings=settings)
-        serving.Server(served, say=terminal.note, on_ready=on_ready).run(bound)
+    _serve(serving, model, config, settings, on_ready=(lambda url: None) if no_browser else _open_browser)
 
 
 def view(
@@ -111,10 +112,45 @@ def view(
     if html is not None:
         html.write_text(page, encoding="utf-8")
         return
-
-    def on_ready(url: str) -> None:
+    with _page_server(page.encode(), port) as server, contextlib.suppress(KeyboardInterrupt):
+        url = f"http://{HOST}:{server.server_port}/"
         terminal.note(f"the viewer is at {url}; Ctrl-C ends it")
         if not no_browser:
-            open_browser(url)
+            _open_browser(url)
+        server.serve_forever()
 
-    serve_page(page, port=port, on_ready=on_ready)
+
+def _open_browser(url: str) -> None:
+    """Open the URL in a window, if this machine has one; a browser that would take the terminal is left alone."""
+    try:
+        found = webbrowser.get()
+    except webbrowser.Error:
+        return
+    if type(found) is not webbrowser.GenericBrowser or "BROWSER" in os.environ:
+        threading.Thread(target=found.open, args=(url,), daemon=True).start()
+
+
+def _page_server(content: bytes, port: int) -> ThreadingHTTPServer:
+    """A server of this one page at the loopback address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # Another name for this machine would be that of a site which points it here, to read the page.
+            known = self.headers.get("Host") in (f"{HOST}:{server.server_port}", f"localhost:{server.server_port}")
+            found = known and self.path == "/"
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+            self.send_header("Content-Length", str(len(content) if found else 0))
+            self.end_headers()
+            if found:
+                self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise UnmaskError(f"cannot listen at {HOST}, port {port}: {error.strerror}") from error
+    return server

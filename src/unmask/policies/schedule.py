@@ -1,23 +1,19 @@
-"""Policies that decide in advance how many positions each pass commits; they differ in the order of the positions.
+"""How many positions to commit in each pass, for the policies that decide it in advance, and the base they share.
 
-The schedule 'even' spreads a block evenly over its passes (LLaDA). 'dream' follows Dream's time grid, in which a pass
-may be idle.
+'even' spreads a block evenly over its passes (LLaDA). 'dream' follows Dream's time grid, in which a pass may be idle.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask import rules
 from unmask.errors import UnmaskError
-from unmask.policies import scores
-from unmask.policies.base import Base, Decision, StepView, carried, parameter, policy
-from unmask.policies.scores import confidence, eligible, probability_gap
+from unmask.policies.base import Base, Decision, StepView, carried, parameter
+from unmask.policies.scores import eligible
 from unmask.rules.selection import best_scored
 
 
@@ -90,70 +86,3 @@ def dream_odds(view: StepView, passes: Int[Tensor, " b"]) -> tuple[Int[Tensor, "
     """
     last = view.step >= passes - 1
     return torch.where(last, 1, 999), torch.where(last, 1, 1000 * passes - 999 * view.step)
-
-
-@policy("fixed", pure=Scheduled.pure)
-class Fixed(Scheduled):
-    """Commit the most confident positions (LLaDA)."""
-
-    score = staticmethod(confidence)
-
-
-@policy("random", needs=frozenset({"uniform"}))
-class Random(Scheduled):
-    """Commit positions drawn at random; on Dream's time grid each one independently of the others."""
-
-    def score(self, view: StepView) -> Float[Tensor, "b k"]:
-        uniform = torch.rand(view.masked.shape, device=view.masked.device) if view.uniform is None else view.uniform
-        # Dream commits where the number falls below the odds, LLaDA where it is among the largest.
-        return -uniform if self.schedule == "dream" else uniform
-
-    def commit_on_grid(
-        self, view: StepView, score: Float[Tensor, "b k"], numerator: Int[Tensor, " b"], denominator: Int[Tensor, " b"]
-    ) -> Bool[Tensor, "b k"]:
-        last = numerator == denominator
-        return view.masked & (last[:, None] | (-score < (numerator / denominator)[:, None]))
-
-
-@policy("entropy", pure=Scheduled.pure)
-class Entropy(Scheduled):
-    """Commit the positions whose distributions have the lowest entropy (Dream)."""
-
-    def score(self, view: StepView) -> Float[Tensor, "b k"]:
-        if self.schedule == "even":
-            return -scores.entropy(view)
-        # Dream's own formula: the constant inside the logarithm moves scores enough to break ties its way.
-        probability = rules.probabilities(view.working(view.logits))
-        return (probability * (probability + 1e-10).log()).sum(-1)
-
-
-@policy("margin", pure=Scheduled.pure)
-class Margin(Scheduled):
-    """Commit the positions whose best token leads the second best by the largest probability (Dream)."""
-
-    score = staticmethod(probability_gap)
-
-
-REACH = 5  # a Gaussian is cut off at so many standard deviations
-
-
-@policy("certainty_prior", pure=Scheduled.pure)
-class CertaintyPrior(Scheduled):
-    """Commit the positions with the largest confidence times density of known positions around them (d2Cache)."""
-
-    sigma: float = parameter(10.0, within="(0, 1000]")
-
-    def score(self, view: StepView) -> Float[Tensor, "b k"]:
-        # Everything before the block is known. What lies behind it counts as known if no mask is left there and the
-        # block's last position is known.
-        scored, (_, width), reach = confidence(view), view.masked.shape, math.ceil(REACH * self.sigma)
-        columns = torch.arange(width, device=view.masked.device)
-        inside = torch.ones_like(view.masked) if view.tokens is None else view.tokens >= 0
-        last = columns == inside.sum(-1, keepdim=True) - 1
-        behind = (view.remaining == view.masked.sum(-1))[:, None] & ~(view.masked & last).any(-1, keepdim=True)
-        known = torch.where(inside, ~view.masked, behind)
-        around = torch.cat([torch.ones_like(known[:, :1]).expand(-1, reach), known, behind.expand(-1, reach)], dim=1)
-        places = torch.arange(-reach, width + reach, device=columns.device)
-        weight = (-((columns[:, None] - places) ** 2) / (2.0 * self.sigma**2)).exp()
-        density = (weight * around[:, None, :]).sum(-1) / weight.sum(-1)
-        return scored * density.to(scored.dtype)

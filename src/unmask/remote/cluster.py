@@ -31,16 +31,12 @@ class ClusterConfig:
     """A Ray cluster, and what each replica takes of it."""
 
     address: str | None = option(
-        None,
-        "Head node of a Ray cluster, or auto. [default: a cluster on this machine, while it is needed]",
-        metavar="HOST:PORT",
+        None, "Head node of a Ray cluster, or auto. [default: a cluster on this machine]", metavar="HOST:PORT"
     )
     replicas: int | None = option(None, "Copies of the model on the cluster. [default: as many as have room]", least=1)
     cpus_per_replica: float = option(1.0, "CPU cores of a replica.", within="[0.01, inf)")
     gpus_per_replica: float | None = option(
-        None,
-        "GPUs of a replica; 0.5: two replicas share one. [default: 1 if the cluster has any]",
-        within="[0, inf)",
+        None, "GPUs of a replica; 0.5: two replicas share one. [default: 1 if the cluster has any]", within="[0, inf)"
     )
 
     def __post_init__(self) -> None:
@@ -125,27 +121,20 @@ def _end() -> None:
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    if address not in (None, "auto"):
+        host, _, port = address.rpartition(":")
+        if "//" in address or not host or not port.isdecimal():
+            raise UnmaskError(f"the address of a Ray cluster is HOST:PORT of its head node, or auto, got {address!r}")
+        if not _answers(address):
+            raise WorkFailed(f"no Ray cluster answers at {address}; `ray status` on its head node shows the address")
     # Without `local`, Ray would join a cluster of another program on this machine.
-    own: dict[str, Any] = {"address": "local", "include_dashboard": False}
-    where = own if address is None else {"address": _valid(address)}
+    where = {"address": "local", "include_dashboard": False} if address is None else {"address": address}
     try:
         ray.init(**where, logging_level="ERROR", log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         failed = "a Ray cluster could not be started" if address is None else f"no Ray cluster answers at {address}"
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise WorkFailed(f"{failed}: {reason}") from error
-
-
-def _valid(address: str) -> str:
-    """The address, if something listens there."""
-    if address == "auto":
-        return address
-    host, _, port = address.rpartition(":")
-    if "//" in address or not host or not port.isdecimal():
-        raise UnmaskError(f"the address of a Ray cluster is HOST:PORT of its head node, or auto, got {address!r}")
-    if not _answers(address):
-        raise WorkFailed(f"no Ray cluster answers at {address}; `ray status` on its head node shows the address")
-    return address
 
 
 def _answers(address: str) -> bool:

@@ -1,19 +1,48 @@
-"""What `unmask.remote.pool` gives: prompts in, outputs out, decoded by as many replicas as a cluster has room for."""
+"""Prompts in, outputs out, decoded by as many replicas as a cluster has room for.
+
+Nothing heavy is imported at the top: flags show without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, Unpack
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
 
-from unmask.engine.generator import Generator, Keywords
 from unmask.errors import UnmaskError
+from unmask.remote.cluster import ClusterConfig
 from unmask.remote.replicas import Pool
-from unmask.types import Output
+
+if TYPE_CHECKING:
+    from unmask.engine.generator import Generator, Keywords
+    from unmask.types import Output
 
 BATCH = 32
 
 
-class RemoteGenerator:
+def pool(
+    path_or_name: str,
+    *,
+    address: str | None = None,
+    replicas: int | None = None,
+    cpus_per_replica: float = 1.0,
+    gpus_per_replica: float | None = None,
+    **how: Any,
+) -> RemoteGenerator:
+    """Replicas of a model on a Ray cluster, to be used in a `with` block; `how` is what `unmask.load` takes.
+
+    address:  HOST:PORT of the head node, or 'auto'; default a cluster on this machine that ends with the block.
+    replicas: copies of the model; default as many as have room.
+    """
+    from unmask.engine.load import load
+
+    shares = {"cpus_per_replica": cpus_per_replica, "gpus_per_replica": gpus_per_replica}
+    cluster = ClusterConfig(address=address, replicas=replicas, **shares)
+    return RemoteGenerator(Pool(partial(load, path_or_name, **how), cluster))
+
+
+class RemoteGenerator(AbstractContextManager["RemoteGenerator"]):
     """A generator whose batches are decoded on a cluster. Prompts may be many: they are read as replicas get free."""
 
     def __init__(self, replicas: Pool) -> None:
@@ -31,9 +60,8 @@ class RemoteGenerator:
         rows = options.get("batch_size", BATCH)
         if rows < 1:
             raise UnmaskError(f"batch_size must be a whole number of at least 1, got {rows}")
-        if isinstance(prompts, str) or (
-            isinstance(prompts, list) and isinstance(next(iter(prompts), None), dict | int)
-        ):
+        one = isinstance(prompts, list) and isinstance(next(iter(prompts), None), dict | int)
+        if one or isinstance(prompts, str):
             raise UnmaskError("a pool decodes many prompts or conversations: give a list of them")
         parts = enumerate(self.replicas.parts(prompts, len(prompts) if isinstance(prompts, Sized) else 0, rows))
         early: dict[int, list[Output]] = {}
@@ -47,9 +75,6 @@ class RemoteGenerator:
     def close(self) -> None:
         """End the replicas."""
         self.replicas.close()
-
-    def __enter__(self) -> RemoteGenerator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,7 +7,6 @@ others go on.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -83,6 +82,7 @@ class Pool:
         self._idle: list[_Member] = []
         self._unplaced = self._failed_starts = 0
         self._mapping = False
+        self._lost: list[_Task] = []  # with a replica, to be handed out again
         for _ in range(self.cluster.replicas):
             self._start()
 
@@ -109,17 +109,20 @@ class Pool:
         if self._mapping:
             raise UnmaskError("a pool does one thing at a time: take all results of the other call first, or close it")
         self._mapping = True
-        fresh, again = map(_Task, tasks), deque[_Task]()
+        fresh, following = map(_Task, tasks), None
         try:
-            following = next(fresh, None)
-            while following is not None or any(member.task for member in self._asked.values()):
-                while following is not None and self._idle:
+            while True:
+                following = following or (self._lost.pop() if self._lost else next(fresh, None))
+                if following is not None and self._idle:
                     self._hand_out(function, following)
-                    following = again.popleft() if again else next(fresh, None)
-                yield from self._finished(again)
-                following = following or (again.popleft() if again else next(fresh, None))
+                    following = None
+                elif following is not None or any(member.task for member in self._asked.values()):
+                    yield from self._finished()
+                else:
+                    return
         finally:
             self._mapping = False
+            self._lost.clear()
             for member in self._asked.values():
                 member.task = None
 
@@ -146,23 +149,28 @@ class Pool:
         self._asked[answer] = self._idle.pop()
         self._asked[answer].task = task
 
-    def _finished(self, again: deque[_Task]) -> Iterator[Any]:
-        """Wait for news of a replica, and yield its result if it was at work; a lost task goes to `again`."""
+    def _finished(self) -> Iterator[Any]:
+        """Wait for news of a replica, and yield its result if it was at work."""
         if not self._asked:
             raise WorkFailed("the pool is closed, or has no replica left")
         news, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=TICK_S)
         self.cluster.check()
         if not news:
-            self._check_placed()
+            self._unplaced = 0 if any(member.node for member in self._all()) else self._unplaced + 1
+            if self._unplaced >= PLACED_TICKS:
+                raise WorkFailed(f"no replica found room: {self.cluster.needs()}")
             return
         member = self._asked.pop(news[0])
         task, member.task = member.task, None
-        found, lost = self._read(news[0])
-        if lost is not None:
-            self._replace(member, task, lost)
-            again.extend([] if task is None else [task])
-        elif member.node is None:
-            member.node, self._unplaced = found, 0
+        try:
+            found = self._ray.get(news[0])
+        except self._ray.exceptions.RayTaskError as error:  # arguments or a result that cannot be sent
+            found = WorkFailed(last_line(error))
+        except self._ray.exceptions.RayError as error:
+            self._replace(member, task, last_line(error))
+            return
+        if member.node is None:
+            member.node, self._unplaced = str(found), 0
             self._asked[member.actor.load.remote(self._make)] = member
         elif not member.loaded:
             _raise_failure(found, f"the replica on {member.node}: ")
@@ -175,7 +183,7 @@ class Pool:
                 yield found
 
     def _replace(self, lost: _Member, task: _Task | None, why: str) -> None:
-        """Start another replica, unless several in a row were lost."""
+        """Start another replica, unless several in a row were lost; the lost task is handed out again."""
         if not lost.loaded:
             self._failed_starts += 1
             if self._failed_starts >= MOST_LOSSES:
@@ -184,27 +192,11 @@ class Pool:
             task.losses += 1
             if task.losses >= MOST_LOSSES:
                 raise WorkFailed(f"{MOST_LOSSES} replicas in a row were lost over the same work, the last one: {why}")
+            self._lost.append(task)
         self._start()
         # The idle ones may have been on the same node: whether they live is known when they answer.
         self._asked |= {member.actor.place.remote(): member for member in self._idle}
         self._idle.clear()
-
-    def _read(self, answer: Any) -> tuple[Any, str | None]:
-        """A replica's answer, or the reason why the replica was lost."""
-        from ray.exceptions import RayError, RayTaskError
-
-        try:
-            return self._ray.get(answer), None
-        except RayTaskError as error:  # arguments or a result that cannot be sent
-            return WorkFailed(last_line(error)), None
-        except RayError as error:
-            return None, last_line(error)
-
-    def _check_placed(self) -> None:
-        """Raise if no replica has found room for a while."""
-        self._unplaced = 0 if any(member.node for member in self._all()) else self._unplaced + 1
-        if self._unplaced >= PLACED_TICKS:
-            raise WorkFailed(f"no replica found room: {self.cluster.needs()}")
 
 
 def _raise_failure(found: Any, place: str = "") -> None:

@@ -19,14 +19,13 @@ from starlette.types import Receive
 
 from unmask import __version__
 from unmask.engine.generator import Generator
-from unmask.serve import pages, prompts, schema
+from unmask.serve import pages, schema, translate
 from unmask.serve.answers import Answer, frame
 from unmask.serve.errors import ApiError, answer_to, overdue
 from unmask.serve.guard import CheckedRequest, CheckedRoute, Guard
 from unmask.serve.metrics import GONE, Counting
 from unmask.serve.served import Served
 from unmask.serve.strict_json import dumps
-from unmask.serve.translate import check_model
 from unmask.serve.worker import Ticket
 
 STILL_HERE = b": still here\n\n"  # a comment, which clients pass over
@@ -136,7 +135,7 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}", responses=_errors(401, 404))
 async def model(name: str, request: Request) -> Response:
     """That model, by its name, which may have slashes."""
-    check_model(name, _served(request).name)
+    translate.check_model(name, _served(request).name)
     return _reply(_served(request).model)
 
 
@@ -155,18 +154,18 @@ async def chat_completions(body: schema.ChatRequest, request: CheckedRequest) ->
 @router.post("/tokenize", response_model=schema.Tokenized, responses=_BODY_RESPONSES)
 async def tokenize(body: schema.TokenizeRequest, request: Request) -> Response:
     """The token ids of a prompt or of a conversation, as the model would get them."""
-    return await _convert(prompts.tokenize, body, request)
+    return await _convert(translate.tokenize, body, request)
 
 
 @router.post("/detokenize", response_model=schema.Detokenized, responses=_BODY_RESPONSES)
 async def detokenize(body: schema.DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    return await _convert(prompts.detokenize, body, request)
+    return await _convert(translate.detokenize, body, request)
 
 
 async def _convert(convert: Callable[[Any, Generator], dict[str, Any]], body: Any, request: Request) -> Response:
     served = _served(request)
-    check_model(body.model, served.name)
+    translate.check_model(body.model, served.name)
     # In a thread, and the reply too: a long text has many tokens.
     return await asyncio.to_thread(lambda: _reply(convert(body, served.llm)))
 
@@ -178,7 +177,7 @@ async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     # In a thread: a long prompt takes a while to encode, and the event loop must serve other clients meanwhile.
     try:
         async with asyncio.timeout_at(deadline):
-            answer = await asyncio.to_thread(served.translate, body)
+            answer = await asyncio.to_thread(translate.translate, body, served)
     except TimeoutError as error:
         raise overdue() from error
     ticket = served.worker.submit(answer.requests, streamed=bool(body.stream or answer.logprobs))

@@ -1,84 +1,84 @@
-"""An actor of a server on a cluster: every replica reports to it, and reads there what the command wants.
+"""What a server on a cluster has beside its replicas: the board, and the router. Neither knows a model.
 
-It belongs to the command and ends with it, so replicas learn of the end of a command that was killed. Knows nothing of
-Ray: it is a plain object whose methods Ray calls from afar, one at a time.
+Every replica reports to the board, an actor that belongs to the command and ends with it, and reads there what the
+command wants. So replicas learn of the end of a command that was killed. The router runs in the proxy of Ray Serve.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from prometheus_client import Metric
+from ray.serve.request_router import RequestRouter
 
 from unmask.errors import UnmaskError
 
 STALE_S = 5.0  # without a report, a replica counts as lost
+ASK_S = 0.2  # for a replica to say how many requests it has
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(NamedTuple):
     """What a replica says of itself; without a name, its model is not loaded yet."""
 
     name: str | None = None
     refusing: bool = False
     under_way: int = 0
-    families: tuple[Metric, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """What the command reads."""
-
-    name: str | None  # of the served model
-    ready: int
-    placed: int
-    under_way: int
-    refusing: bool  # all of them
-    failures: tuple[UnmaskError, ...]
 
 
 class Board:
-    """The latest report of every replica, and the time that requests have left."""
+    """The latest report of every replica, and the time that requests have left.
+
+    A plain object whose methods Ray calls from afar, one at a time.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._reports: dict[str, tuple[float, Report]] = {}
+        self._heard: dict[str, tuple[float, Report, list[Metric]]] = {}  # and when
         self._failures: list[UnmaskError] = []
         self._end: float | None = None
 
-    def report(self, replica: str, report: Report) -> float | None:
+    def report(self, replica: str, report: Report, counters: list[Metric]) -> float | None:
         """Take a report; the answer is the seconds that requests have left, or None while the server goes on."""
-        self._reports[replica] = self._clock(), report
+        self._heard[replica] = self._clock(), report, counters
         return None if self._end is None else max(0.0, self._end - self._clock())
 
     def fail(self, replica: str, failure: UnmaskError) -> None:
         """Note that a replica could not load its model."""
-        self._reports.pop(replica, None)
+        self._heard.pop(replica, None)
         self._failures.append(failure)
 
     def stop(self, grace_s: float) -> None:
         """Tell the replicas to take no new work, and to drop what is left after that time."""
         self._end = self._clock() + grace_s
 
-    def families(self) -> dict[str, tuple[Metric, ...]]:
+    def counters(self) -> dict[str, list[Metric]]:
         """The counters of every replica that is there."""
-        return {replica: report.families for replica, report in self._fresh().items() if report.families}
+        self._forget_lost()
+        return {replica: counters for replica, (_, _, counters) in self._heard.items()}
 
-    def overview(self) -> Overview:
-        reports = self._fresh().values()
-        ready = [report for report in reports if report.name is not None]
-        return Overview(
-            name=ready[0].name if ready else None,
-            ready=len(ready),
-            placed=len(reports),
-            under_way=sum(report.under_way for report in ready),
-            refusing=all(report.refusing for report in ready),
-            failures=tuple(self._failures),
-        )
+    def overview(self) -> tuple[list[Report], list[UnmaskError]]:
+        """What the replicas that are there say, and what others have failed with."""
+        self._forget_lost()
+        return [report for _, report, _ in self._heard.values()], self._failures
 
-    def _fresh(self) -> dict[str, Report]:
+    def _forget_lost(self) -> None:
         oldest = self._clock() - STALE_S
-        self._reports = {replica: found for replica, found in self._reports.items() if found[0] >= oldest}
-        return {replica: report for replica, (_, report) in self._reports.items()}
+        self._heard = {replica: heard for replica, heard in self._heard.items() if heard[0] >= oldest}
+
+
+class LeastLoadRouter(RequestRouter):
+    """Offers all replicas, of which Serve takes the least loaded; Serve's own router would offer two at random."""
+
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+        # The proxy forgets the load of a replica that had no news for ten seconds, and would prefer the others.
+        known = self.replica_queue_len_cache
+        unknown = [replica for replica in candidate_replicas if known.get(replica.replica_id) is None]
+        asked = (asyncio.wait_for(replica.get_queue_len(deadline_s=ASK_S), ASK_S) for replica in unknown)
+        for replica, load in zip(unknown, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(load, int):
+                known.update(replica.replica_id, load)
+        return [random.sample(candidate_replicas, len(candidate_replicas))]  # of equals, the first is taken

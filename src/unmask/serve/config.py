@@ -28,51 +28,29 @@ class ServerConfig:
     max_batch_size: int = option(8, "Texts decoded together.", least=1)
     max_queue: int = option(64, "Texts that may wait; while there are so many, a request gets 429.", least=1)
     max_body_bytes: int = option(4 * 2**20, "Largest request body.", least=1)
-    max_prompt_tokens: int | None = option(
-        None, "Longest prompt, in tokens. [default: what the model has room for]", least=1
-    )
+    max_prompt_tokens: int | None = option(None, "Longest prompt. [default: what the model has room for]", least=1)
     max_total_tokens: int | None = option(
-        None,
-        "Most tokens of one request: prompt and max_tokens, over all its texts. [default: no limit]",
-        least=1,
+        None, "Most tokens of one request: prompt and max_tokens, over all its texts. [default: no limit]", least=1
     )
-    max_connections: int | None = option(
-        None,
-        "Open connections. [default: 1000, or what the limit on open files leaves]",
-        least=1,
-    )
-    request_timeout_s: float = option(
-        600.0, "Seconds from a request to the end of its answer; 0: no limit.", within="[0, inf)"
-    )
-    client_timeout_s: float = option(
-        30.0, "Seconds that a client may take to send a request, or to read.", within="(0, inf)"
-    )
+    max_connections: int | None = option(None, "Open connections. [default: 1000, or what open files leave]", least=1)
+    request_timeout_s: float = option(600.0, "Seconds for a request and its answer; 0: no limit.", within="[0, inf)")
+    client_timeout_s: float = option(30.0, "Seconds for a client to send a request, or to read.", within="(0, inf)")
     served_model_name: str | None = option(None, "Name of the model for clients. [default: as loaded]")
     warmup_prompt_tokens: int | None = option(
-        None,
-        "Length of the prompts to warm up for, on CUDA; 0: do not. [default: 512, or what fits]",
-        least=0,
+        None, "Length of the prompts to warm up for, on CUDA; 0: do not. [default: 512, or what fits]", least=0
     )
     grace_s: float = option(30.0, "Seconds that requests have left when the server is told to stop.", within="[0, inf)")
-    stall_s: float = option(
-        120.0, "Seconds without a finished pass, while there is work, until /health fails.", within="(0, inf)"
-    )
+    stall_s: float = option(120.0, "Seconds of work without a finished pass, until /health fails.", within="(0, inf)")
     watchdog_s: float = option(600.0, "The same, until the process ends with status 1; 0: never.", within="[0, inf)")
     access_log: bool = option(False, "Write a line on stderr for each request.")
     seed: int | None = option(
-        None,
-        "Seed of requests that give none. [default: 0, or a random one where the temperature is above 0]",
-        least=0,
+        None, "Seed of requests that give none. [default: 0, or a random one where the temperature is above 0]", least=0
     )
     cors_origin: Sequence[str] = option(
-        (),
-        "Origin whose pages may call the server, such as https://example.com; *: every one (may be repeated).",
-        metavar="URL",
+        (), "Origin whose pages may call the server, like https://example.com; *: all (may be repeated).", metavar="URL"
     )
     api_key_file: str | None = option(None, "File of API keys, one a line; # begins a comment.", metavar="FILE")
-    max_requests_per_key: int | None = option(
-        None, "POST requests of one key at a time; one beyond them gets 429.", least=1
-    )
+    max_requests_per_key: int | None = option(None, "POST requests of one key at a time; one more gets 429.", least=1)
     api_keys: Sequence[str] = field(default=(), repr=False)  # clients must send one of them; none: no key is needed
 
     def __post_init__(self) -> None:

@@ -25,36 +25,28 @@ MOST = 1000  # connections, unless told otherwise
 RESERVED = 64  # files that are opened beside connections, and connections that are accepted but not counted yet
 ACCEPTED_AT_ONCE = 16
 BACKLOG = 2048  # connections that the system holds until they are accepted
+_logged: dict[object, float] = {}  # when a warning was let through, by its text
 
 
-class OncePerSecond(logging.Filter):
-    """Lets a warning through once a second: clients can cause as many as they like. Errors pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: dict[object, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now = time.monotonic()
-        if record.levelno < logging.ERROR and now - self.last.get(record.msg, now - 1.0) < 1.0:
-            return False
-        self.last[record.msg] = now
-        return True
-
-
-RATE = OncePerSecond()
+def once_per_second(record: logging.LogRecord) -> bool:
+    """Let a warning through once a second: clients can cause as many as they like. Errors pass."""
+    now = time.monotonic()
+    if record.levelno < logging.ERROR and now - _logged.get(record.msg, now - 1.0) < 1.0:
+        return False
+    _logged[record.msg] = now
+    return True
 
 
 def most_connections(wanted: int | None) -> int:
     """The wanted number, or what the limit on open files leaves if that is less."""
+    most = wanted or MOST
     try:
         import resource
     except ImportError:  # a system without such a limit
-        return wanted or MOST
+        return most
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return wanted or MOST
-    return max(1, min(wanted or MOST, limit - len(os.listdir("/dev/fd")) - RESERVED))
+    left = limit - len(os.listdir("/dev/fd")) - RESERVED
+    return most if limit == resource.RLIM_INFINITY else max(1, min(most, left))
 
 
 class Connections(ServerState):
@@ -62,7 +54,7 @@ class Connections(ServerState):
 
     connections: set[Any]  # of `Limited`
 
-    def __init__(self, *, most: int, patience_s: float, metrics: Metrics) -> None:
+    def __init__(self, most: int, patience_s: float, metrics: Metrics) -> None:
         super().__init__()
         self.most, self.patience_s, self.metrics = most, patience_s, metrics
         metrics.connections.set_function(lambda: len(self.connections))

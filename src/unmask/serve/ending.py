@@ -9,14 +9,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 REST_S = 5.0  # for threads to end, after the time that requests have left
 LOOK_S = 0.5
 STOPPED = "stopped by SIGTERM before the server was ready"
-BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
 def in_main_thread() -> bool:
@@ -25,14 +24,12 @@ def in_main_thread() -> bool:
 
 
 @contextmanager
-def handling_signals(
-    handle: Callable[[int, FrameType | None], None], numbers: Sequence[signal.Signals] = BOTH
-) -> Generator[None]:
-    """Have signals handled meanwhile, if this is the main thread: only there Python allows it."""
+def handling_signals(handle: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Generator[None]:
+    """Have SIGINT and SIGTERM handled meanwhile, or those given, if this is the main thread: only it may do so."""
     if not in_main_thread():
         yield
         return
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers or (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -68,7 +65,7 @@ if sys.platform != "win32":
 
 def stoppable(say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Have SIGTERM end the process with one line, until a server handles signals itself."""
-    return handling_signals(lambda sig, frame: leave(STOPPED, say), (signal.SIGTERM,))
+    return handling_signals(lambda sig, frame: leave(STOPPED, say), signal.SIGTERM)
 
 
 @contextmanager

@@ -17,15 +17,12 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
-from unmask.engine.generator import Generator
 from unmask.errors import UnmaskError, WorkFailed, counted
-from unmask.policies import Policy
 from unmask.remote.cluster import Cluster, ClusterConfig, last_line, quiet
-from unmask.serve.board import Board, Overview
 from unmask.serve.config import ServerConfig
 from unmask.serve.ending import STOPPED, handling_signals, holding_sigterm
 from unmask.serve.run import bind, farewell
-from unmask.settings import Settings
+from unmask.serve.served import Served
 
 T = TypeVar("T")
 
@@ -44,20 +41,13 @@ MOST_WAITING = 1_000  # while there is no replica
 
 
 class Fleet:
-    """The replicas, from their start to their end; `say` gets the lines for the terminal."""
+    """The replicas, from their start to their end; each is made where it runs. `say` gets lines for the terminal."""
 
     def __init__(
-        self,
-        load: Callable[[], tuple[Generator, Policy]],
-        config: ServerConfig,
-        *,
-        settings: Settings,
-        cluster: ClusterConfig,
-        say: Callable[[str], None],
+        self, make: Callable[[], Served], config: ServerConfig, *, cluster: ClusterConfig, say: Callable[[str], None]
     ) -> None:
         self.config, self.say = _with_port(config, cluster), say
-        self._arguments = load, self.config, settings
-        self._where = cluster
+        self._make, self._where = make, cluster
         self._signals: list[int] = []
         self._awake = SimpleQueue[None]()  # a signal may come while the main thread waits for it
         self._started = False  # Ray Serve, by us
@@ -70,10 +60,12 @@ class Fleet:
         with quiet(), handling_signals(self.handle_exit):
             with holding_sigterm():  # which Ray takes over, in Python and in C++
                 self.cluster = Cluster(self._where)
-            self._ray = self.cluster.ray
+                from ray import serve
+            self._ray: Any = self.cluster.ray
+            self._serve: Any = serve
             try:
                 self._check_wanted()
-                _within(START_S, self._start)
+                self._within(START_S, self._start)
                 self._wait_until_ready()
                 self._watch()
                 self._drain()
@@ -94,29 +86,22 @@ class Fleet:
 
     def _start(self) -> None:
         """Start the board, Ray Serve and the application; returns before the replicas are there."""
-        from ray import serve
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        from unmask.serve.board import Board
+        from unmask.serve.replica import Replica
+
+        serve = self._serve
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if (found := serve.status()).proxies or found.applications:
-            names = ", ".join(found.applications) or "none"
-            raise WorkFailed(
-                f"Ray Serve runs on this cluster already (applications: {names}); `serve shutdown` there ends it"
-            )
+            names = f"applications: {', '.join(found.applications) or 'none'}"
+            raise WorkFailed(f"Ray Serve runs on this cluster already ({names}); `serve shutdown` there ends it")
         self._started = True
         here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
         self._board = self._ray.remote(Board).options(num_cpus=0, scheduling_strategy=here).remote()
         where = {"host": self.config.host, "port": self.config.port}
         log = {"enable_access_log": self.config.access_log}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config=log)
-        application = serve.RunTarget(self._application(), name=NAME, external_scaler_enabled=True)
-        serve.run_many([application], wait_for_applications_running=False)
-
-    def _application(self) -> Any:
-        from ray import serve
-
-        from unmask.serve.replica import Replica
-
         deploy = serve.deployment(
             name=NAME,
             num_replicas=self.cluster.replicas,
@@ -128,41 +113,43 @@ class Fleet:
             graceful_shutdown_wait_loop_s=0.5,
             health_check_period_s=1.0,
             max_constructor_retry_count=MOST_LOSSES,
-            request_router_config={"request_router_class": "unmask.serve.router.LeastLoadRouter"},
-            logging_config={"enable_access_log": self.config.access_log},
+            request_router_config={"request_router_class": "unmask.serve.board.LeastLoadRouter"},
+            logging_config=log,
         )
-        return deploy(serve.ingress()(Replica)).bind(*self._arguments, self._board)
+        bound = deploy(serve.ingress()(Replica)).bind(self._make, self._board)
+        application = serve.RunTarget(bound, name=NAME, external_scaler_enabled=True)
+        serve.run_many([application], wait_for_applications_running=False)
 
     def _wait_until_ready(self) -> None:
-        from ray import serve
-
         began, wanted = time.monotonic(), self.cluster.replicas
-        for found in self._overviews(TICK_S / 4):
+        for reports, failures in self._overviews(TICK_S / 4):
             self._check_wanted()
-            if found.failures:
-                raise found.failures[0]
-            if found.placed < wanted and time.monotonic() - began > PLACED_S:
-                placed = f"{found.placed} of {wanted} replicas found room"
+            if failures:
+                raise failures[0]
+            if len(reports) < wanted and time.monotonic() - began > PLACED_S:
+                placed = f"{len(reports)} of {wanted} replicas found room"
                 raise WorkFailed(f"{placed}: {self.cluster.needs()}; give a smaller --replicas")
-            state = _within(ANSWER_S, serve.status).applications[NAME]
+            names = [report.name for report in reports if report.name is not None]
+            state = self._within(ANSWER_S, self._serve.status).applications[NAME]
             if state.status == "DEPLOY_FAILED":
                 raise WorkFailed(f"the replicas could not be started: {last_line(state.message)}")
-            if state.status == "RUNNING" and found.ready == wanted:
+            if state.status == "RUNNING" and len(names) == wanted:
                 host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-                self.say(f"serving {found.name} at http://{host}:{self.config.port}, {counted(wanted, 'replica')}")
+                self.say(f"serving {names[0]} at http://{host}:{self.config.port}, {counted(wanted, 'replica')}")
                 return
 
     def _watch(self) -> None:
         """Wait for a signal; raise if the cluster or all replicas are lost."""
-        ready, told, answered = self.cluster.replicas, 0, time.monotonic()
-        for found in self._overviews(TICK_S):
+        before, told, answered = self.cluster.replicas, 0, time.monotonic()
+        for reports, failures in self._overviews(TICK_S):
             if self._signals:
                 return
-            for failure in found.failures[told:]:
+            for failure in failures[told:]:
                 self.say(f"a replica could not be replaced: {failure}")
-            if found.ready != ready:
-                self.say(f"{found.ready} of {self.cluster.replicas} replicas answer")
-            told, ready = len(found.failures), found.ready
+            ready = sum(report.name is not None for report in reports)
+            if ready != before:
+                self.say(f"{ready} of {self.cluster.replicas} replicas answer")
+            told, before = len(failures), ready
             if ready:
                 answered = time.monotonic()
             elif time.monotonic() - answered > LOST_S:
@@ -174,39 +161,55 @@ class Fleet:
         said = signals > 1
         self._board.stop.remote(0.0 if said else grace_s)
         end = time.monotonic() + grace_s + MARGIN_S
-        for found in self._overviews(TICK_S / 4):
-            if time.monotonic() > end or (found.refusing and not found.under_way):
+        for reports, _ in self._overviews(TICK_S / 4):
+            refusing = all(report.refusing for report in reports if report.name is not None)
+            under_way = sum(report.under_way for report in reports)
+            if time.monotonic() > end or (refusing and not under_way):
                 return
-            if found.refusing and not said:  # the number only falls from now on
-                self.say(farewell(found.under_way, grace_s))
+            if refusing and not said:  # the number only falls from now on
+                self.say(farewell(under_way, grace_s))
                 said = True
             if len(self._signals) > signals:
                 signals, end = len(self._signals), time.monotonic() + MARGIN_S
                 self._board.stop.remote(0.0)
 
-    def _overviews(self, pause_s: float) -> Iterator[Overview]:
+    def _overviews(self, pause_s: float) -> Iterator[tuple[list[Any], list[UnmaskError]]]:
         """What the board says, at once and after every pause, which a signal ends; raises if it is lost."""
-        from ray.exceptions import GetTimeoutError, RayError
-
         while True:
             self.cluster.check()
             try:
                 found = self._ray.get(self._board.overview.remote(), timeout=ANSWER_S)
-            except GetTimeoutError:
+            except self._ray.exceptions.GetTimeoutError:
                 continue
-            except RayError as error:
+            except self._ray.exceptions.RayError as error:
                 raise WorkFailed(f"the board of this server is lost: {last_line(error)}") from error
             yield found
             with contextlib.suppress(Empty):
                 self._awake.get(timeout=pause_s)
 
+    def _within(self, seconds: float, call: Callable[[], T]) -> T:
+        """What a call of Ray Serve gives; it runs in a thread, which is left behind if the call takes longer."""
+        result: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(call())
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            return result.result(seconds)
+        except TimeoutError as error:
+            raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
+        except (self._ray.exceptions.RayError, self._serve.exceptions.RayServeException) as error:
+            raise WorkFailed(f"Ray Serve failed: {last_line(error)}") from error
+
     def _close(self) -> None:
         """End the replicas and Ray Serve, and leave the cluster."""
-        from ray import serve
-
         for _ in range(SHUTDOWNS if self._started and not self.cluster.lost else 0):
             with contextlib.suppress(WorkFailed):  # the board ends with this process, and replicas without the board
-                _within(START_S, serve.shutdown)
+                self._within(START_S, self._serve.shutdown)
                 break
             time.sleep(TICK_S)
         self.cluster.close()
@@ -220,25 +223,3 @@ def _with_port(config: ServerConfig, cluster: ClusterConfig) -> ServerConfig:
     if config.port == 0:
         raise UnmaskError("--port 0 cannot find a free port on another machine; give --port a number with --address")
     return config
-
-
-def _within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call of Ray Serve gives; it runs in a thread, which is left behind if the call takes longer than that."""
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
-
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return result.result(seconds)
-    except TimeoutError as error:
-        raise WorkFailed(f"Ray Serve did not answer within {seconds:g} s") from error
-    except (RayError, RayServeException) as error:
-        raise WorkFailed(f"Ray Serve failed: {last_line(error)}") from error

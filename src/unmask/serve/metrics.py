@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -53,13 +53,9 @@ class Metrics:
             self.kept.inc(event.output.usage.completion_tokens)
             self.prompt.inc(event.output.usage.prompt_tokens)
 
-    def families(self) -> list[Metric]:
-        """The values of this moment, as plain data."""
-        return list(self.registry.collect())
 
-
-def merged_page(replicas: Mapping[str, Sequence[Metric]]) -> bytes:
-    """The families of several replicas as one page, with a label that names the replica."""
+def merged_page(replicas: Mapping[str, Iterable[Metric]]) -> bytes:
+    """The counters of several replicas as one page, with a label that names the replica."""
     found: dict[str, Metric] = {}
     for replica, families in replicas.items():
         for own in families:

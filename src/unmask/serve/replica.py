@@ -10,15 +10,11 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError
 
-from unmask.engine.generator import Generator
-from unmask.policies import Policy
 from unmask.remote.replicas import failure_of
 from unmask.serve.app import App, create_app
 from unmask.serve.board import Report
-from unmask.serve.config import ServerConfig
 from unmask.serve.metrics import merged_page
 from unmask.serve.served import Served
-from unmask.settings import Settings
 
 REPORT_S = 0.5
 
@@ -26,47 +22,44 @@ REPORT_S = 0.5
 class Replica:
     """Loads the model, reports to the board, and does what the board says."""
 
-    async def __init__(
-        self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings, board: Any
-    ) -> None:
+    async def __init__(self, make: Callable[[], Served], board: Any) -> None:
         self.id = serve.get_replica_context().replica_id.unique_id
         self.board = board
-        self.served: Served | None = None  # until the model is loaded
+        self.served: Any = None  # until the model is loaded
         self.reporting = asyncio.create_task(self._keep_reporting())
         try:
             # In a thread: reports go on meanwhile.
-            self.served = await asyncio.to_thread(self._load, load, config, settings)
+            self.served = await asyncio.to_thread(self._load, make)
         except Exception as error:
             self.reporting.cancel()
             await board.fail.remote(self.id, failure_of(error))
             raise
 
-    @property
-    def _loaded(self) -> Served:
-        assert self.served is not None
-        return self.served
-
-    def _load(self, load: Callable[[], tuple[Generator, Policy]], config: ServerConfig, settings: Settings) -> Served:
-        llm, policy = load()
-        served = Served(llm, config, policy=policy, settings=settings, metrics_of_all=self._metrics)
+    def _load(self, make: Callable[[], Served]) -> Served:
+        served = make()
+        served.metrics_of_all = self._metrics
         served.start()
         return served
 
     def __serve_build_asgi_app__(self) -> App:  # Serve calls it after the constructor
-        return create_app(self._loaded)
+        return create_app(self.served)
 
     def check_health(self) -> None:
         """Raise if the model cannot be run any more, or the engine is stuck: Serve then replaces the replica."""
-        self._loaded.check_alive(self._loaded.config.watchdog_s or math.inf)
+        self.served.check_alive(self.served.config.watchdog_s or math.inf)
 
     async def _metrics(self) -> bytes:
-        others = await self.board.families.remote()
-        return merged_page({**others, self.id: self._loaded.worker.metrics.families()})
+        others = await self.board.counters.remote()
+        return merged_page({**others, self.id: self.served.worker.metrics.registry.collect()})
 
     async def _keep_reporting(self) -> None:
         while True:
+            report, counters = Report(), []
+            if self.served is not None and not (worker := self.served.worker).broken:
+                report = Report(self.served.name, not worker.accepting, worker.under_way())
+                counters = list(worker.metrics.registry.collect())
             try:
-                left_s = await self.board.report.remote(self.id, self._report())
+                left_s = await self.board.report.remote(self.id, report, counters)
             except RayActorError:  # the command that the board belongs to was killed
                 await serve.shutdown_async()
                 return
@@ -75,14 +68,3 @@ class Replica:
                 if left_s == 0:
                     self.served.worker.drop_all()
             await asyncio.sleep(REPORT_S)
-
-    def _report(self) -> Report:
-        if self.served is None or self.served.worker.broken:
-            return Report()
-        worker = self.served.worker
-        return Report(
-            name=self.served.name,
-            refusing=not worker.accepting,
-            under_way=worker.under_way(),
-            families=tuple(worker.metrics.families()),
-        )

@@ -8,18 +8,17 @@ import logging
 import math
 import socket
 import time
-from collections import abc
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from unmask.errors import UnmaskError, WorkFailed, counted
+from unmask.serve import connections
 from unmask.serve.app import create_app
 from unmask.serve.config import ServerConfig
-from unmask.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, RATE, Connections, Limited, most_connections
 from unmask.serve.ending import REST_S, ended_by_force, handling_signals
 from unmask.serve.served import Served
 
@@ -40,16 +39,14 @@ def bind(config: ServerConfig) -> socket.socket:
     """A socket at the server's address; clients cannot connect before the server listens."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind)
-        try:
+        with ExitStack() as failed:
+            bound = failed.enter_context(socket.socket(family, kind))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-        except OSError:
-            bound.close()
-            raise
+            failed.pop_all()
+            return bound
     except (OSError, UnicodeError) as error:
         raise _cannot_listen(config, error) from error
-    return bound
 
 
 def _cannot_listen(config: ServerConfig, error: OSError | UnicodeError) -> UnmaskError:
@@ -89,12 +86,12 @@ class Server(uvicorn.Server):
         # No other log: warnings and errors reach stderr through Python's handler of last resort, and nothing else does.
         options: dict[str, Any] = {"log_config": ACCESS_LOG if config.access_log else None, "ws": "none"}
         options |= {"access_log": config.access_log, "lifespan": "off", "server_header": False}
-        options |= {"http": Limited, "backlog": ACCEPTED_AT_ONCE}
+        options |= {"http": connections.Limited, "backlog": connections.ACCEPTED_AT_ONCE}
         options["timeout_keep_alive"] = math.ceil(config.client_timeout_s)
         options["timeout_graceful_shutdown"] = math.ceil(config.grace_s) + 2  # for a task whose client is gone
         super().__init__(uvicorn.Config(create_app(served), **options))
         for logger in (log, logging.getLogger("uvicorn.error")):
-            logger.addFilter(RATE)
+            logger.addFilter(connections.once_per_second)
 
     def run(self, bound: socket.socket) -> None:  # ty: ignore[incompatible-method-override]
         """Serve at that socket until `stop`, SIGINT or SIGTERM; raises WorkFailed if the engine broke."""
@@ -120,23 +117,23 @@ class Server(uvicorn.Server):
         return None if stuck is None else f"{stuck}; the process ends"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        [bound] = sockets
         try:
-            for bound in sockets or ():
-                bound.listen()  # here, because uvloop hides the error
+            bound.listen()  # here, because uvloop hides the error
         except OSError as error:  # another process had bound the port as well, and was the first to listen
             raise _cannot_listen(self.served.config, error) from error
         asyncio.get_running_loop().set_exception_handler(self._heed)
         wanted = self.served.config.max_connections
-        most = most_connections(wanted)
+        most = connections.most_connections(wanted)
         if wanted is not None and most < wanted:
             self.say(f"max_connections is {most}, not {wanted}: raise the limit on open files with ulimit -n")
-        patience_s, counters = self.served.config.client_timeout_s, self.worker.metrics
-        self.server_state = self.connections = Connections(most=most, patience_s=patience_s, metrics=counters)
+        self.connections = connections.Connections(most, self.served.config.client_timeout_s, self.worker.metrics)
+        self.server_state = self.connections
         await super().startup(sockets)
-        for bound in sockets or ():
-            bound.listen(BACKLOG)  # uvicorn's own number also says how many are accepted at once
-            self.say(f"serving {self.served.name} at {url_of(bound)}")
-            self.on_ready(url_of(bound))
+        bound.listen(connections.BACKLOG)  # uvicorn's own number also says how many are accepted at once
+        self.say(f"serving {self.served.name} at {url_of(bound)}")
+        self.on_ready(url_of(bound))
 
     def _heed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count connections that could not be accepted; the event loop's own handler gets everything else."""
@@ -176,8 +173,6 @@ class Server(uvicorn.Server):
         if self.stopping is not None:
             self.stopping.call_soon_threadsafe(self._drop)
 
-    @contextmanager
-    def capture_signals(self) -> abc.Generator[None]:
+    def capture_signals(self) -> Any:
         # uvicorn's own method raises the signal once more afterwards, which would end the process.
-        with handling_signals(self.handle_exit):
-            yield
+        return handling_signals(self.handle_exit)

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask import policies
 from unmask.engine.generator import Generator
 from unmask.engine.plan import Detail, Plan, plan, preset_name
+from unmask.engine.prompts import as_batch, encode_prompt, token_list
 from unmask.engine.scheduler import Request
-from unmask.errors import TooLong, UnknownName, UnmaskError, WrongOption
+from unmask.errors import TooLong, UnknownName, UnmaskError, WrongOption, counted
 from unmask.policies import Policy
-from unmask.serve.answers import Answer
+from unmask.serve import schema
+from unmask.serve.answers import Answer, Logprobs
+from unmask.serve.config import ServerConfig
 from unmask.serve.errors import ApiError, blaming, wrong
-from unmask.serve.logprobs import Logprobs
-from unmask.serve.prompts import has_mask, prompts_of
-from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, CompletionRequest, Decoding, Events
+from unmask.serve.schema import MOST_STOPS, Body, ChatRequest, Decoding, Events, GivenPart, MaskPart, Message
 from unmask.settings import Settings
 from unmask.trace.record import Trace
+
+if TYPE_CHECKING:
+    from unmask.serve.served import Served
 
 SETTINGS = tuple(item.name for item in fields(Settings))
 WIDEST_OVERLAP = 256  # positions of a block, whose overlap is sent in every pass
@@ -54,52 +58,32 @@ def check_model(name: str | None, served: str) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def check_defaults(llm: Generator, policy: Policy, settings: Settings) -> Plan:
-    """The plan of requests that keep the defaults; raises if they could not be decoded, whatever their prompt."""
-    job = plan(llm.model, policy, settings)
-    if job.max_tokens >= llm.spec.max_length:
-        room = f"leaves no room for a prompt in the {llm.spec.max_length} positions of {llm.spec.name}"
-        raise UnmaskError(f"max_tokens={job.max_tokens} {room}; give a smaller number")
-    return job
-
-
-def translate(
-    body: Body,
-    llm: Generator,
-    *,
-    policy: Policy,
-    settings: Settings,
-    most: int,
-    name: str | None = None,
-    draw_seed: bool = False,
-) -> Answer:
-    """What the request asks for, yet to be decoded.
-
-    `policy` and `settings` are the defaults, `most` is the number of texts allowed, `name` what clients call the model
-    (None: as loaded). With `draw_seed`, a request that gives no seed has a random one, unless its temperature is 0.
-    """
-    name, extra, decoding = name or llm.spec.name, body.model_extra or {}, body.decoding or Decoding()
-    check_model(body.model, name)
+def translate(body: Body, served: Served) -> Answer:
+    """What the request asks for, yet to be decoded; raises if it is wrong, or more than the server allows."""
+    llm, config = served.llm, served.config
+    extra, decoding = body.model_extra or {}, body.decoding or Decoding()
+    check_model(body.model, served.name)
     _check_fields(body, extra)
-    prompts = prompts_of(body, llm)
-    if (texts := len(prompts) * (body.n or 1)) > most:
-        raise wrong(f"{texts} texts are asked for; one request may ask for {most}")
-    policy = _policy(decoding, llm, policy)
-    settings, places = _settings(body, decoding, settings)
-    if draw_seed and "seed" not in places and settings.temperature > 0:
+    prompts = _prompts(body, llm)
+    if (texts := len(prompts) * (body.n or 1)) > config.max_queue:
+        raise wrong(f"{texts} texts are asked for; one request may ask for {config.max_queue}")
+    policy = _policy(decoding, llm, served.policy)
+    settings, places = _settings(body, decoding, served.settings)
+    if config.seed is None and "seed" not in places and settings.temperature > 0:
         settings = settings.with_(seed=secrets.randbelow(LARGEST_SEED))
     with blaming("decoding"):
         job = plan(llm.model, policy, settings)
     top = _logprobs(body)
     detail = _detail(decoding.events, job, top, streamed=bool(body.stream))
     requests = _requests(body, llm, prompts, job, places)
+    _check_limits(requests, config)
     if (told := sum(len(request.canvas.holes) for request in requests) * (top or 0)) > MOST_TOLD:
         raise wrong(f"{told} candidates are asked for; one request may ask for {MOST_TOLD}", param="logprobs")
     for request in requests:
         request.detail = detail
     return Answer(
         body=body,
-        model=name,
+        model=served.name,
         requests=requests,
         ignored=sorted(extra.keys() - REFUSED.keys()),
         logprobs={} if top is None else {one: Logprobs(one, llm.codec, top=top, chat=body.chat) for one in requests},
@@ -114,6 +98,18 @@ def _check_fields(body: Body, extra: dict[str, Any]) -> None:
             raise wrong(f"{name} is not supported{way}", param=name)
     if body.stream_options is not None and not body.stream:
         raise wrong("stream_options is for requests with stream: true", param="stream_options")
+
+
+def _check_limits(requests: list[Request], config: ServerConfig) -> None:
+    canvases = [request.canvas for request in requests]
+    longest = max(canvas.length - len(canvas.holes) for canvas in canvases)
+    if longest > (config.max_prompt_tokens or longest):
+        message = f"the prompt has {longest} tokens; this server takes at most {config.max_prompt_tokens}"
+        raise ApiError(400, message, code="context_length_exceeded")
+    total = sum(canvas.length for canvas in canvases)
+    if total > (config.max_total_tokens or total):
+        asked = f"{counted(len(canvases), 'text')} of {total} tokens, prompts and max_tokens together"
+        raise ApiError(400, f"{asked}; a request may have {config.max_total_tokens} here", code="too_many_tokens")
 
 
 def _policy(decoding: Decoding, llm: Generator, default: Policy) -> Policy:
@@ -182,12 +178,12 @@ def _detail(events: bool | Events | None, job: Plan, top: int | None, *, streame
 
 def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan, places: dict[str, str]) -> list[Request]:
     """The engine's requests; a prompt with masks is filled, any other is continued."""
-    suffix, first = body.suffix if isinstance(body, CompletionRequest) else None, job.settings.seed
+    suffix, first = body.suffix if isinstance(body, schema.CompletionRequest) else None, job.settings.seed
     endless = job.settings.with_(**{name: value for name, value in NO_END.items() if name not in places})
     requests = []
     try:
         for prompt in prompts:
-            infill = has_mask(prompt, llm)
+            infill = _has_mask(prompt, llm)
             given: Any = {"suffix": suffix, "infill": infill, "policy": job.policy}
             for seed in range(first, first + (body.n or 1)):
                 settings = (endless if infill else job.settings).with_(seed=seed)
@@ -200,3 +196,70 @@ def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan, places:
         param = None if several else "messages" if isinstance(body, ChatRequest) else "prompt"
         raise wrong(error, param=param) from error
     return requests
+
+
+def _prompts(body: Body, llm: Generator) -> list[Any]:
+    """Each prompt is a text, token ids or messages."""
+    if isinstance(body, ChatRequest):
+        return [_messages(body.messages)]
+    if isinstance(body.prompt, list) and body.prompt and isinstance(body.prompt[0], GivenPart | MaskPart):
+        with blaming("prompt"):
+            return [_joined(body.prompt, llm)]  # ty: ignore[invalid-argument-type]
+    prompts, _ = as_batch(body.prompt)  # ty: ignore[invalid-argument-type]
+    if not prompts or [] in prompts:
+        raise wrong("prompt is an empty list, or has one", param="prompt")
+    return prompts
+
+
+def _joined(parts: list[GivenPart | MaskPart], llm: Generator) -> list[int]:
+    """The token ids of a text with holes, behind what the family begins a text with."""
+    if (masks := sum(part.mask for part in parts if isinstance(part, MaskPart))) > llm.spec.max_length:
+        raise TooLong(f"{masks} masks are more than the {llm.spec.max_length} positions of {llm.spec.name}")
+    if masks == 0:
+        raise UnmaskError('the parts of prompt have no hole; give one as {"mask": N}, or the prompt as a text')
+    ids: list[int] = []
+    for number, part in enumerate(parts):
+        text, missing = ("", part.mask) if isinstance(part, MaskPart) else (part.text, 0)
+        ids += encode_prompt(llm.spec, llm.codec, text, special=False, begins=number == 0)
+        ids += [llm.spec.mask_id] * missing
+    return ids
+
+
+def _has_mask(prompt: Any, llm: Generator) -> bool:
+    """Whether a prompt is a text with holes; a conversation is none."""
+    return (llm.codec.token_text(llm.spec.mask_id) if isinstance(prompt, str) else llm.spec.mask_id) in prompt
+
+
+def _messages(given: list[Message]) -> list[dict[str, str]]:
+    found = []
+    for number, message in enumerate(given):
+        for name in ("tool_calls", "function_call"):
+            if (message.model_extra or {}).get(name):
+                raise wrong("tools are not supported", param=f"messages[{number}].{name}")
+        parts = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        # `developer` is OpenAI's newer word for `system`; no checkpoint of ours was trained with it.
+        role = "system" if message.role == "developer" else message.role
+        found.append({"role": role, "content": "\n".join(parts)})
+    return found
+
+
+def tokenize(body: schema.TokenizeRequest, llm: Generator) -> dict[str, Any]:
+    """The token ids of a prompt or a conversation, the text of each, and how many positions the model has."""
+    if (body.prompt is None) == (body.messages is None):
+        raise wrong("give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        with blaming("messages"):
+            ids = llm.codec.chat(_messages(body.messages))
+    else:
+        special = body.add_special_tokens is not False
+        with blaming("prompt"):
+            ids = encode_prompt(llm.spec, llm.codec, body.prompt or "", special=special, begins=special)
+    found = {"tokens": ids, "token_texts": [llm.codec.token_text(token) for token in ids], "count": len(ids)}
+    return found | {"max_model_len": llm.spec.max_length, "ignored": sorted(body.model_extra or {})}
+
+
+def detokenize(body: schema.DetokenizeRequest, llm: Generator) -> dict[str, Any]:
+    """The text of token ids."""
+    with blaming("tokens"):
+        text = llm.codec.decode(token_list(body.tokens, llm.spec.vocab_size), special=True)
+    return {"prompt": text, "ignored": sorted(body.model_extra or {})}

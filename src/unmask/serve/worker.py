@@ -159,10 +159,7 @@ class Worker:
             self._prepared.set_result(prepare())
         except BaseException as error:
             self._prepared.set_exception(error)
-        else:
-            self._serve()
-
-    def _serve(self) -> None:
+            return
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._line or self._stopped)

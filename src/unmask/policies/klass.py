@@ -1,7 +1,7 @@
-"""Policies that look at how predictions hold from pass to pass: KLASS, and the credit decoder of dInfer.
+"""KL-guided decoding: KLASS.
 
-KLASS calls a position ready when its distribution has hardly moved over the last passes and its token is likely enough.
-Its two public implementations differ in details, which `convention` chooses. Distributions are compared in float64.
+A position is ready when its distribution has hardly moved over the last passes and its token is likely enough. The two
+public implementations differ in details, which `convention` chooses. Distributions are compared in float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from unmask import rules
 from unmask.device import widest_float
 from unmask.policies.base import Base, Decision, StepView, carried, parameter, policy, require
-from unmask.policies.scores import block_positions, confidence, eligible, over_positions, probability
+from unmask.policies.scores import block_positions, confidence, eligible, over_positions
 from unmask.rules.selection import best_scored
 
 EPSILON = 1e-12
@@ -70,33 +70,3 @@ def _figures(now: Float[Tensor, "b n v"], before: Float[Tensor, "b n v"] | None 
     past = torch.zeros_like(present) if before is None else rules.probabilities(before.to(widest_float(before.device)))
     divergence = (present * ((present + EPSILON).log() - (past + EPSILON).log())).sum(-1)
     return torch.stack([divergence, present.amax(-1)], dim=-1)
-
-
-@dataclass(frozen=True, slots=True)
-class Credits:
-    """The credit of every token at every position of the row's block."""
-
-    credit: Float[Tensor, "b k v"]
-
-
-@policy("credit")
-class Credit(Base):
-    """Commit at `threshold`, on logits raised for tokens that were the likeliest in earlier passes too (dInfer)."""
-
-    threshold: float = parameter(0.9, within="(0, 1]")
-    weight: float = parameter(0.7, within="[0, inf)")
-    boost: float = parameter(0.2, within="[0, inf)")
-    decay: float = parameter(0.8, within="[0, 1]")
-
-    def select(self, view: StepView, state: Credits | None = None) -> tuple[Decision, Credits]:
-        logits = view.working(view.logits)
-        best = logits.argmax(-1)
-        earned = rules.probability_of(best, logits).pow(self.boost).where(view.masked, 0.0)
-        before = carried(state, "credit", view, fresh=torch.zeros_like(logits))
-        credit = (self.decay * before).scatter_add(-1, best[..., None], earned[..., None])
-        raised = logits + self.weight * credit.log1p()
-        # A token that was drawn stays; the likeliest token may be another one on the raised logits.
-        tokens = torch.where(view.proposed == best, raised.argmax(-1), view.proposed)
-        score = probability(view, tokens, view.masked, raised)
-        commit = view.masked & (score >= self.threshold)
-        return Decision(commit=commit, score=score, tokens=tokens), Credits(credit)
