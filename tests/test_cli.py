@@ -242,7 +242,7 @@ WRONG = {
     "unknown device": (["generate", "x", "--device", "gpu"], "unknown device"),
     "unknown quantisation": (["generate", "x", "--quantize", "int9"], "did you mean 'int8'?"),
     "unknown quantisation in a chat": (["chat", "--quantize", "fp16"], "known: fp8, int8"),
-    "quantised toy": (["generate", "x", "--quantize", "int8"], "'toy' has none"),
+    "quantised toy": (["generate", "x", "--quantize", "int8"], "'toy' is none"),
     "unknown dtype": (["generate", "x", "--dtype", "float23"], "did you mean 'float32'?"),
 }
 

@@ -71,7 +71,7 @@ WRONG = {
     "an argument missing": (["batch"], "Missing argument 'IN'. See `unmask batch --help`."),
     "several missing": (["report"], "Missing argument 'RUNS...'. See `unmask report --help`."),
     "a port beyond": (["view", "x", "--port", "70000"], "--port must be a whole number in [0, 65535], got 70000"),
-    "a cache of other models": (["generate", "x", "--model", "toy", "--cache", "exact"], "cache='exact' is for"),
+    "a cache of other models": (["generate", "x", "--model", "toy", "--cache", "exact"], "--cache exact is for"),
     "an empty prompt": (["generate", "", "--model", "toy"], "or an empty one"),
 }
 

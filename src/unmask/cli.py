@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -31,6 +32,9 @@ from unmask.options import checked, hints_of, kind_of, read_mapping
 
 COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command, or to learn how
 _FLAG_COLUMN = 24  # letters of a flag beside its text; a longer one has its own line
+_KEYWORD = re.compile(
+    r"(?<![\w'\"-])(\w+)=('[^']*'|[\w.]+)"
+)  # an option and its value in a message, as Python has them
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
@@ -67,10 +71,8 @@ class Command(click.Command):
                 for parameter, kind in self.kinds.items()
             }
             self.function(**made, **values)
-        except WrongOption as error:
-            flags, flag = {word for each in self.params for word in each.opts}, f"--{_word(error.name)}"
-            way = "--set " if "--set" in flags else ""  # an option without a flag is a parameter of the policy
-            error.args = (f"{flag if flag in flags else way + error.name} {error.problem}",)
+        except UnmaskError as error:
+            error.args = (_in_flags(error, {word for flag in self.params for word in flag.opts}),)
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -79,6 +81,21 @@ class Command(click.Command):
             records = [flag.get_help_record(ctx) for flag in shown if isinstance(flag, click.Option)]
             with formatter.section(heading.capitalize()):
                 formatter.write_dl(filter(None, records), col_max=_FLAG_COLUMN)
+
+
+def _in_flags(error: UnmaskError, flags: set[str]) -> str:
+    """An error of the library, in the words of a command with these flags."""
+    message = str(error)
+    if isinstance(error, WrongOption):
+        way = "--set " if "--set" in flags else ""  # an option without a flag is a parameter of the policy
+        flag = f"--{_word(error.name)}"
+        message = f"{flag if flag in flags else way + error.name} {error.problem}"
+
+    def spelled(found: re.Match[str]) -> str:
+        flag = f"--{_word(found[1])}"
+        return f"{flag} {found[2].strip(chr(39))}" if flag in flags else found[0]
+
+    return _KEYWORD.sub(spelled, message)
 
 
 def _flags_of(given: Any) -> dict[str, click.Parameter]:

@@ -98,7 +98,7 @@ def evaluating() -> Generator[dict[str, Callable[[Any], None]]]:
         def on_progress(now: EvalProgress) -> None:
             reused = f" ({now.reused} reused)" if now.reused else ""
             complete, items = now.done == now.items, counted(now.items, "item")
-            text = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {now.cell.policy['name']}, "
+            text = f"cell {now.number} of {now.cells}{reused}: {now.cell.task}, {now.cell.label()}, "
             text += items if complete else f"{now.done} of {items}"
             text += f", {now.status}" if now.status else ""
             show(f"{text}, {100 * now.share:.0f} % done", now.share, due=complete)

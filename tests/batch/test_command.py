@@ -150,7 +150,7 @@ WRONG = {
     "model": (["in.jsonl", "out.jsonl", "--model", "./none"], "no such folder"),
     "policy": (["in.jsonl", "out.jsonl", "--policy", "meanfield"], "did you mean 'mean_field'?"),
     "setting": (["in.jsonl", "out.jsonl", "--top-p", "0"], "--top-p must be a number in (0, 1]"),
-    "room": (["in.jsonl", "out.jsonl", "--max-tokens", "4096"], "max_tokens=4096 leaves no room for a prompt"),
+    "room": (["in.jsonl", "out.jsonl", "--max-tokens", "4096"], "--max-tokens 4096 leaves no room for a prompt"),
     "cache": (["in.jsonl", "out.jsonl", "--policy", "dawn", "--cache", "dual"], "dawn needs"),
 }
 

@@ -245,7 +245,7 @@ def test_progress_is_told(model):
         (["toy", "--random-weights"], "--random-weights needs --shape or a folder with a config.json, got 'toy'"),
         (["toy", "--cache", "duel"], "unknown cache 'duel'; did you mean 'dual'?"),
         (["toy", "--policy", "fixd"], "unknown policy 'fixd'; did you mean 'fixed'?"),
-        (["toy", "--policy", "dapd", "--cache", "dual"], "cannot run with cache='dual'"),
+        (["toy", "--policy", "dapd", "--cache", "dual"], "cannot run with --cache dual"),
         (["toy", "--set", "passes=0"], "passes must be a whole number of at least 1"),
         (["toy", "--prompt-tokens", "4096"], "are more than the 4096 positions of toy"),
         (["toy", "--batch", "0"], "--batch must be a whole number of at least 1, got 0"),
@@ -264,7 +264,7 @@ def test_a_wrong_command_is_one_line(command, arguments, complaint, capsys):
 
 def test_steps_need_two_blocks(capsys):
     assert run(["bench", "step", "toy", "--max-tokens", "40"]) == 2
-    assert "max_tokens=40 is less than two blocks of 32" in capsys.readouterr().err
+    assert "--max-tokens 40 is less than two blocks of 32" in capsys.readouterr().err
 
 
 @pytest.mark.slow

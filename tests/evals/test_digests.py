@@ -22,7 +22,7 @@ from unmask.evals.lm_tasks import loaders
 from unmask.evals.recipe import parse
 from unmask.evals.run import Evaluation, Progress, run
 from unmask.evals.store import cells_of
-from unmask.policies.schedule import Fixed
+from unmask.policies.fixed import Fixed
 
 VALUES: dict[str, Any] = {
     "model": "toy",
@@ -35,7 +35,7 @@ VALUES: dict[str, Any] = {
 
 PLUGIN = """
 from dataclasses import dataclass
-from unmask.policies.schedule import Fixed
+from unmask.policies.fixed import Fixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mine(Fixed):

@@ -149,7 +149,7 @@ def test_the_command_says_how_many_cells_were_reused(
     recipe.write_text(json.dumps(VALUES))  # JSON is YAML
     assert cli.run(["eval", str(recipe), "--shared", "--out", str(tmp_path / "second")]) == 0
     said = capsys.readouterr().err
-    assert "cell 2 of 2 (1 reused): sudoku, fixed, 3 items, 100 % done" in said
+    assert "cell 2 of 2 (1 reused): sudoku, fixed (tokens_per_pass=8), 3 items, 100 % done" in said
     assert "cells reused: 1 from first" in said
     resolved = json.loads((tmp_path / "second" / "run.json").read_text())["resolved"]
     assert resolved["shared"] is True

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unmask import policies
-from unmask.policies.reopening import Drafted
+from unmask.policies.wino import Drafted
 from unmask.types import StepView
 
 

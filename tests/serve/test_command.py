@@ -117,7 +117,7 @@ WRONG = {
     "setting": (["--top-p", "0", "--port", "0"], "--top-p must be a number in (0, 1]"),
     "texts as long as the model": (
         ["--max-tokens", "4096", "--port", "0"],
-        "max_tokens=4096 leaves no room for a prompt in the 4096 positions of toy",
+        "--max-tokens 4096 leaves no room for a prompt in the 4096 positions of toy",
     ),
     "flag": (["--prot", "0"], "--port"),
     "backend": (["--backend", "sky"], "unknown backend of `unmask serve` 'sky'; known: local, ray"),

@@ -149,6 +149,7 @@ def _request(subject: Subject, load: Load, repeats: int) -> Measurement:
         "repeats": repeats,
         "forward_passes": len(passes),  # of the batch
         "seconds": seconds,
+        "p50_s": seconds,
         "fastest_s": times[0],
         "slowest_s": times[-1],
         "p99_s": times[math.ceil(0.99 * len(times)) - 1],  # nearest rank: of fewer than a hundred runs, the slowest

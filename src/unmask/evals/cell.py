@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -75,6 +75,13 @@ class Cell:
     def decoding(self) -> tuple[Policy, Settings]:
         """Policy and settings, as objects."""
         return policies.get(**self.policy), Settings.from_dict(self.settings)
+
+    def label(self) -> str:
+        """The policy, and its parameters that are not at their defaults."""
+        policy, _ = self.decoding()
+        defaults = {item.name: item.default for item in fields(policy)} if is_dataclass(policy) else {}
+        changed = [f"{key}={self.policy[key]}" for key, value in defaults.items() if self.policy[key] != value]
+        return f"{self.policy['name']} ({', '.join(changed)})" if changed else self.policy["name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
