@@ -54,7 +54,9 @@ class ModelGraphs:
 
     def over(self, cache: KVCache | None) -> PassGraphs:
         """The graphs of passes over the storage of this cache, or without a cache."""
-        return self.uncached if cache is None else self.cached.setdefault(cache.storage, PassGraphs(self._record))
+        if cache is None:
+            return self.uncached
+        return self.cached.get(cache.storage) or self.cached.setdefault(cache.storage, PassGraphs(self._record))
 
 
 def runs(model: MaskedLM) -> TypeGuard[Transformer]:
@@ -63,7 +65,7 @@ def runs(model: MaskedLM) -> TypeGuard[Transformer]:
 
 
 def graphs_of(model: Transformer) -> ModelGraphs:
-    return model.fast.setdefault("passes", ModelGraphs())
+    return model.fast.get("passes") or model.fast.setdefault("passes", ModelGraphs())
 
 
 def announce(model: MaskedLM, rows: int, length: int) -> None:
