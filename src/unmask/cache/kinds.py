@@ -1,10 +1,13 @@
 """The kinds of cache: each plans what a pass computes anew. They hold settings; keys and values lie in storage.py.
 
-A row's cache is refreshed every few blocks, or when the row's states have drifted too far since its last refresh.
+With `prefix` and `dual` a row's cache is refreshed every few blocks, or when the row's hidden states before the head
+have drifted too far since its last refresh. A shifted head (Dream's) predicts a position from the state before it. A
+block's first position is pinned if the refresh at the start of the block commits it, and no later pass opens it again.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -16,22 +19,34 @@ from unmask.device import on_device
 from unmask.settings import Settings
 
 
-class Cache:
-    """No cache: every pass computes the whole canvas. The other kinds compute less."""
+class Cache(ABC):
+    """What every kind of cache answers."""
 
     __slots__ = ()
-    kind = "none"
+    kind: str
 
+    @abstractmethod
     def plan(self, row: RowState) -> RowPlan:
         """The plan of the row's next pass."""
-        return RowPlan(span=(0, row.length), visible=row.length)
 
+    @abstractmethod
     def plan_next(self, row: RowState) -> RowPlan | None:
         """The plan of the pass after the one under way, if the row stays in its block, for runners that begin early.
 
         None: the result of the pass under way decides.
         """
-        return self.plan(row)
+
+
+class NoCache(Cache):
+    """Every pass computes the whole canvas."""
+
+    __slots__ = ()
+    kind = "none"
+
+    def plan(self, row: RowState) -> RowPlan:
+        return RowPlan(span=(0, row.length), visible=row.length)
+
+    plan_next = plan
 
 
 class Exact(Cache):
@@ -69,20 +84,21 @@ class Approximate(Cache):
     kind: str  # 'prefix' or 'dual'
     blocks: int | None  # a refresh comes in the first pass of every so many blocks; None: when states have drifted
     shifted: bool = False  # the head predicts a position from the one before it
-    first_decided: bool = True  # no mask token is proposed, so a refresh can commit a block's first position
+    mask_suppressed: bool = True  # no mask token is proposed, so a refresh can commit a block's first position
 
     def plan(self, row: RowState) -> RowPlan:
-        due = row.stale if self.blocks is None else row.block_step == 0 and self._opens_with_refresh(row)
+        begins = row.block_step == 0
+        due = row.stale if self.blocks is None else begins and self._opens_with_refresh(row)
         if not due:
-            return self._part(row, begins=row.block_step == 0)
+            return self._between_refreshes(row, begins=begins)
         pinned = self._pins_first(row)
         first_only = pinned and row.begins_open
         return RowPlan(span=(0, row.length), visible=row.length, refresh=True, first_only=first_only, pin_first=pinned)
 
     def plan_next(self, row: RowState) -> RowPlan | None:
-        return None if self.blocks is None else self._part(row, begins=False)
+        return None if self.blocks is None else self._between_refreshes(row, begins=False)
 
-    def _part(self, row: RowState, *, begins: bool) -> RowPlan:
+    def _between_refreshes(self, row: RowState, *, begins: bool) -> RowPlan:
         """The plan of a pass that is no refresh; `begins`: it is the first pass over the block."""
         start, end = row.block
         pinned = self._pins_first(row)
@@ -98,7 +114,7 @@ class Approximate(Cache):
 
         Later passes then do not compute the position before the block, from which its first position is predicted.
         """
-        return self.shifted and self.first_decided and self._opens_with_refresh(row)
+        return self.shifted and self.mask_suppressed and self._opens_with_refresh(row)
 
     def _opens_with_refresh(self, row: RowState) -> bool:
         """Whether the first pass over the row's block is a refresh, whatever comes."""
@@ -108,13 +124,15 @@ class Approximate(Cache):
 def cache_for(settings: Settings, *, shifted: bool) -> Cache:
     """The cache that the settings ask for; `shifted`: the head predicts a position from the one before it."""
     if settings.cache not in ("prefix", "dual"):
-        return Exact() if settings.cache == "exact" else Cache()
+        return Exact() if settings.cache == "exact" else NoCache()
     blocks, _ = settings.refresh_rule()
-    return Approximate(kind=settings.cache, blocks=blocks, shifted=shifted, first_decided=settings.suppress_mask_token)
+    return Approximate(
+        kind=settings.cache, blocks=blocks, shifted=shifted, mask_suppressed=settings.suppress_mask_token
+    )
 
 
 class DriftStates:
-    """The states of every cache slot at its last refresh.
+    """The hidden states (w wide) of every cache slot at its last refresh.
 
     Only open positions count. The state of a committed position changes with its token; the state of a mask changes
     only because its context does. Everything stays on the device.
@@ -141,8 +159,8 @@ class DriftStates:
         renewed = [number for number, row in enumerate(plan.rows) if row.refresh]
         index = on_device(renewed, plan.device) if renewed else None
         if index is not None:
-            self._states[slots[index], : states.shape[1]] = states[index]
-        column = at - plan.positions[:, :1]
+            self._states[slots[index], : states.shape[1]] = states[index]  # a refresh computes from position 0 on
+        column = at - plan.positions[:, :1]  # the first position that a plan computes is column 0
         now = states.gather(1, column[:, :, None].expand(-1, -1, states.shape[2]))
         before = self._states[slots[:, None], at]
         moved = 1.0 - F.cosine_similarity(now.float(), before.float(), dim=-1)

@@ -23,7 +23,7 @@ from unmask.engine.window import Pass, Window
 from unmask.errors import UnmaskError
 from unmask.models.base import ModelSpec
 
-_MOST_LEASES = 2  # at a time: a longer canvas may have a larger storage, beside the one in use
+_MOST_LEASES = 2  # at a time: a canvas too long for the storage in use may borrow a second, larger one
 
 
 class Call:
@@ -49,7 +49,7 @@ class Call:
 
     def take_in(self) -> None:
         """Let the rows that have joined a group take part in the next pass."""
-        if [group for group in self.groups if group.take_in()]:
+        if [group for group in self.groups if group.take_in()]:  # a list: every group must take in its rows
             self._changed()
 
     def retire(self) -> None:
@@ -70,8 +70,8 @@ class Call:
             slots = [row.slot for row in self.rows]
             self.caches = [KVCache(storage, slots, self.device) for storage in self.lease.storages]
 
-    def window(self) -> Window:
-        """The window of the next pass."""
+    def next_window(self) -> Window:
+        """The window of the next pass. Called once in every pass, since the step of the window counts the calls."""
         canvases, before = [row.canvas for row in self.rows], self._window
         stays = before is not None and before.blocks == tuple(canvas.block for canvas in canvases)
         self._window = replace(before, step=before.step + 1) if stays else Window.over(canvases, self.device)
@@ -197,8 +197,8 @@ class Batch:
             self.calls.append(call)
         group = next((group for group in call.groups if group.takes(request)), None)
         if group is None:
-            none = torch.empty(0, 0, dtype=torch.long, device=self.device)
-            group = Group(plan=plan, detail=request.detail, tokens=none, holes=none.bool())
+            empty = torch.empty(0, 0, dtype=torch.long, device=self.device)
+            group = Group(plan=plan, detail=request.detail, tokens=empty, holes=empty.bool())
             call.groups.append(group)
         generator = torch.Generator(self.device).manual_seed(plan.settings.seed)
         row = Row(number=number, request=request, canvas=request.canvas, plan=plan, generator=generator)

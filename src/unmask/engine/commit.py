@@ -25,8 +25,8 @@ from unmask.policies import with_progress
 from unmask.rules.marginals import probability_of, top2_margin
 from unmask.types import Decision, Open, StepView
 
-# A row of the table of results has, for each of k columns, the token after the pass, whether it was committed and
-# whether it was opened again; then a number for each flag, in this order.
+# A row of the table of results: the k tokens after the pass, then for each of the k columns whether it was committed,
+# then for each whether it was opened again, then a number for each flag, in this order.
 PARTS = 3
 FLAGS = ("waiting", "drifted", "broken", "foreign", "goes_on")
 
@@ -76,14 +76,10 @@ def commit(
     goes_on = (after == mask_id).any(-1)
     goes_on = goes_on if drifted is None else goes_on & ~drifted
     broken = _broken(group.plan, view, logits)
-    no = torch.zeros_like(goes_on)  # for what is None: False in every row
-    in_order = (decision.wait, drifted, broken, foreign, goes_on)  # as FLAGS names them
-    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
-    flags = [(no if flag is None else flag)[:, None] for flag in in_order]
-    told = torch.cat([committed, remasked, *flags], dim=1)
+    flags = (decision.wait, drifted, broken, foreign, goes_on)  # in the order of FLAGS
     return Decided(
         tokens=tokens,
-        table=torch.cat([after, told], dim=1),
+        table=_table(after, committed, remasked, flags),
         blocks=done.window.blocks,
         refreshed=done.refreshed,
         state=state,
@@ -127,7 +123,7 @@ def _first_column(like: Bool[Tensor, "b k"]) -> Bool[Tensor, " k"]:
 
 
 def _broken(plan: Plan, view: StepView, logits: Float[Tensor, "b k v"]) -> Bool[Tensor, " b"]:
-    """Rows with an open position whose logits are NaN, or all -inf."""
+    """Rows with an open position whose logits hold NaN or +inf, or are all -inf."""
     # The largest logit, or NaN if a logit is NaN. A greedy proposal has it; a drawn token may have another.
     greedy = plan.settings.temperature == 0.0
     largest = logits.gather(-1, view.proposed[..., None]).squeeze(-1) if greedy else logits.amax(-1)
@@ -135,10 +131,23 @@ def _broken(plan: Plan, view: StepView, logits: Float[Tensor, "b k v"]) -> Bool[
     return (view.masked & ~usable).any(-1)
 
 
+def _table(
+    after: Int[Tensor, "b k"],
+    committed: Bool[Tensor, "b k"],
+    remasked: Bool[Tensor, "b k"] | None,
+    flags: tuple[Bool[Tensor, " b"] | None, ...],
+) -> Int[Tensor, "b results"]:
+    """The table of a decision; what is None is False in every row."""
+    no = torch.zeros_like(committed[:, 0])
+    remasked = no[:, None].expand_as(committed) if remasked is None else remasked
+    columns = [(no if flag is None else flag)[:, None] for flag in flags]
+    return torch.cat([after, torch.cat([committed, remasked, *columns], dim=1)], dim=1)
+
+
 def _row_numbers(view: StepView, decision: Decision, written: Int[Tensor, "b k"], detail: Detail) -> list[RowNumbers]:
     """The numbers of every row; `written`: the token of each column, if it is committed.
 
-    Several host reads gather them, so there are none unless a trace is recorded.
+    Gathering them makes the host wait several times, so it is done for traces only.
     """
     logits = view.working(view.logits)
     probability, margin = probability_of(written, logits).tolist(), top2_margin(logits).tolist()

@@ -41,13 +41,13 @@ def decode(scheduler: Scheduler, runner: Runner) -> Iterator[StepEvent]:
 
 @torch.inference_mode()
 def step(batch: Batch, scheduler: Scheduler, runner: Runner) -> list[StepEvent]:
-    """One pass over all calls: every live row is predicted and decided once."""
+    """One pass over all calls: every live row is predicted once and decided once, or in several turns (verify.py)."""
     decided: list[GroupResult] = []
     for call in batch.calls:
         predicted = runner.forward(call)
         for group, part in call.split(predicted):
-            decided.append(runner.decide(group, part))  # view, select, guarantees, commit
-    batch.seal(scheduler)  # settles which rows the next pass has, so that `read` may launch it
+            decided.append(runner.decide(group, part))  # the policy decides, the engine commits
+    batch.seal(scheduler)  # marks abandoned rows and reserves newcomers: `read` may now launch the next pass
     results = runner.read(batch, decided)  # the host waits for the device
     events = [row.record(turns) for row, turns in results]
     batch.retire()  # takes out rows that are finished, abandoned or have failed

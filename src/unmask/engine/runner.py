@@ -57,6 +57,7 @@ class Runner:
         return group, decided
 
     def decide_group(self, group: Group, done: Pass) -> Decided:
+        """The decision of a pass without guesses; the runner of `engine/cuda` replays a captured one."""
         return self.decide_once(group, done)
 
     def decide_once(self, group: Group, done: Pass, *, own: bool = False) -> Decided:
@@ -136,17 +137,19 @@ def joined_tables(results: list[GroupResult]) -> Int[Tensor, " numbers"]:
 def rows_of(results: list[GroupResult], numbers: list[int]) -> list[tuple[Row, list[PassResult]]]:
     """Every row of every group and its turns, from the numbers of the joined tables."""
     found, at = [], 0
-    for group, turns in results:
-        if isinstance(turns, Decided):
-            end = at + turns.table.numel()
-            turns, at = [[turn] for turn in turns.read(numbers[at:end])], end
+    for group, outcome in results:
+        if isinstance(outcome, Decided):
+            end = at + outcome.table.numel()
+            turns, at = [[turn] for turn in outcome.read(numbers[at:end])], end
+        else:
+            turns = outcome
         found += zip(group.rows, turns, strict=True)
     return found
 
 
 def predicted(model: MaskedLM, call: Call) -> Pass:
     """Ask the model for the logits of every row's block, or of every position where a policy needs them."""
-    plan, window, tokens = call.plan(), call.window(), call.tokens()
+    plan, window, tokens = call.plan(), call.next_window(), call.tokens()
     kind, (cache, *others) = call.kind, call.caches
     at = None if kind.whole else window.predicted(plan)
     prediction = model.predict(

@@ -79,7 +79,7 @@ class _Ahead:
         """Whether the block that the copy has come to was predicted."""
         return not self.copy.canvas.finished and self.block < BLOCKS
 
-    def goes_on(self, turn: PassResult) -> bool:
+    def note(self, turn: PassResult) -> bool:
         """Note a turn; true if the state that it gave was predicted, so that another turn may follow."""
         self.turns.append(turn)
         states, reached = _states(self.row), self.copy.canvas.tokens
@@ -95,7 +95,7 @@ def verified(group: Group, done: Pass, decide: Decide) -> list[list[PassResult]]
     going = rows
     for _ in range(1 + count):
         group.tokens, turns = _turn(going, group, done, decide)
-        going = [row for row, turn in zip(going, turns, strict=True) if row.goes_on(turn)]
+        going = [row for row, turn in zip(going, turns, strict=True) if row.note(turn)]
         if not going:
             break
     guessing = replace(group, detail=None)

@@ -1,6 +1,7 @@
 """Mean-Field Parallel Decoding: the default policy, around the rule of the same name.
 
-The rule decides which positions are safe to commit together; see `unmask.rules.mean_field_commit`.
+The rule decides which positions are safe to commit together. `unmask.rules.mean_field_commit` is it for other
+loops.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ position is committed if its margin outweighs the repulsion of all positions tha
     intensity  q    = sigmoid(h);  commit where q >= threshold; if that is nowhere, where h is largest
 
 R is `iterations`. These are the defaults: `interaction`, `normalize` and `fallback` change the overlap and the last
-step. Open positions are those to decide on, and m of a block's k columns are computed: `mean_field_commit` in
-rules/commit.py checks the arguments and, where it knows how many can be open at most, leaves closed ones out.
+step. The tensors here have m columns. `commit_open` in rules/commit.py picks these from the k columns of a block: all
+open positions and, in a row with fewer than others, some closed ones. `mean_field_commit` there checks its arguments
+too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Parameters:
     uniform_weight: float = parameter(1.0, within="[0, inf)")
     normalize: str = parameter("max", choices=("max", "none"))
     fallback: str = parameter("field", choices=("field", "confidence"))
-    vocabulary: int | None = parameter(None, least=1)
+    vocabulary: int | None = parameter(None, least=1)  # how many of its likeliest tokens a position is compared by
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -50,14 +51,14 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanFieldCommit:
-    """The commits and the quantities behind them. Of closed positions the score is -inf, all else 0 or False."""
+    """The commits and the quantities behind them. A closed position has the score -inf, and 0 or False elsewhere."""
 
     commit: Bool[Tensor, "b k"]  # at least one position of every row that has an open one
     score: Float[Tensor, "b k"]  # the final field: also tells positions apart whose intensities round to 1
     intensity: Float[Tensor, "b k"]
     margin: Float[Tensor, "b k"]  # +inf where only one token can occur
     overlap: Float[Tensor, "b k k"]  # D, as it was used
-    history: Float[Tensor, "r b k"] | None = None  # intensities at the start and after each update; diagnostics
+    history: Float[Tensor, "r b k"] | None = None  # intensities at the start and after each of the r - 1 updates
     elbo: Float[Tensor, "r b"] | None = None  # the evidence lower bound at each of these
 
 

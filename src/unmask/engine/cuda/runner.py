@@ -91,7 +91,7 @@ class CudaRunner(Runner):
         if call.rows != rows:  # a row has failed
             index = on_device([rows.index(row) for row in call.rows], self.model.device)
             prediction = Prediction(logits=prediction.logits[index])
-        self._begun = call, Pass.of(call.plan(), call.window(), prediction)
+        self._begun = call, Pass.of(call.plan(), call.next_window(), prediction)
 
     def close(self, *, usable: bool) -> None:
         self._pass = self._launched = self._begun = None
