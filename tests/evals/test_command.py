@@ -41,7 +41,7 @@ def test_the_command_prints_a_table_then_has_nothing_left_to_do(
     first, second = shown.err.splitlines()[:2]
     assert first == "unmask: loading toy"
     assert re.fullmatch(r"unmask: cell 1 of 2: sudoku, threshold, 2 items, 50 % done, \d+:\d\d:\d\d left", second)
-    assert "cell 2 of 2: sudoku, fixed, 2 items, 100 % done" in shown.err
+    assert "cell 2 of 2: sudoku, fixed (tokens_per_pass=8), 2 items, 100 % done" in shown.err
     assert (recipe_file.parent / "runs" / "small" / "run.json").exists()
     assert cli.run([*command, "--json"]) == 0
     shown = capsys.readouterr()
