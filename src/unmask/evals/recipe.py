@@ -143,7 +143,7 @@ def recipe_file(name: str) -> tuple[Path, str]:
     A name is a path, or that of a recipe in the package, also in the form `recipes/tiny/main.yaml`.
     """
     known, path = packaged(), Path(name)
-    bare = path.with_suffix("").as_posix().removeprefix("recipes/")
+    bare = path.as_posix().removesuffix(path.suffix).removeprefix("recipes/")
     if not path.is_file() and bare not in known and path.suffix not in (".yaml", ".yml"):
         raise UnknownName("recipe", name, known, listed_as="in the package")
     path = path if path.is_file() else known.get(bare, path)
