@@ -20,6 +20,8 @@ from unmask.evals.harness import question_of, responses_of
 from unmask.policies import Policy, named
 from unmask.settings import Settings
 
+MISSING = "unmask: lm-eval needs {}, which is missing: pip install 'unmask[eval]'"
+
 try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import LM
@@ -27,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
-    sys.exit(f"unmask: lm-eval needs {error.name}, which is missing: pip install 'unmask[eval]'")
+    sys.exit(MISSING.format(error.name))
 
 
 @register_model("unmask")
@@ -90,10 +92,12 @@ class UnmaskLM(LM):
 
 def main() -> None:
     """Run lm-eval's command line and exit."""
-    from lm_eval.__main__ import cli_evaluate
-
     try:
+        from lm_eval.__main__ import cli_evaluate
+
         cli_evaluate()
+    except ModuleNotFoundError as error:
+        sys.exit(MISSING.format(error.name))
     except UnmaskError as error:
         sys.stderr.write(f"unmask: {error}\n")
         sys.exit(error.status)

@@ -81,6 +81,8 @@ def test_a_record_without_an_answer_is_named():
     [
         ("$\\boxed{1}$ or rather $\\boxed{\\frac{2}{3}}$.", "\\frac{2}{3}"),
         ("$\\boxed 5$ apples", "5"),
+        ("$\\fbox{3}$", "3"),
+        ("$\\boxed\\text{(A)}$", "(A)"),
         ("\\boxed{1", None),
         ("\\boxed", None),
         ("nothing", None),

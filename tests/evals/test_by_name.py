@@ -62,6 +62,7 @@ def test_a_file_wins_over_a_name_of_the_package():
     [
         ([], "--task"),
         (["tiny/man"], "did you mean 'tiny/main'?"),
+        (["."], "unknown recipe '.'; in the package: "),
         (["no.yaml"], "cannot read the recipe no.yaml"),
         (["--task", "sudoku", "--policy", "tresholds"], "did you mean 'threshold'?"),
     ],

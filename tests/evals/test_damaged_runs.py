@@ -12,6 +12,7 @@ from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
 from unmask.evals.run import run
 from unmask.evals.store import cells_of
+from unmask.report.build import read_runs
 
 SMALL = {"tasks": ["countdown-3"], "limit": 4, "batch_size": 2, "settings": {"max_tokens": 8}}
 RECIPE = parse({"model": "toy", "policy": "threshold", **SMALL})
@@ -101,6 +102,17 @@ def test_half_a_line_of_an_unfinished_cell_is_dropped_with_a_word(folder: Path) 
     with pytest.warns(UserWarning, match=r"items\.jsonl ends in half a line"):
         assert run(RECIPE, out=folder).new_items == 1
     assert cells_of(folder)[0].complete
+
+
+def test_a_report_shows_the_rest_of_a_run_with_an_odd_cell(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(parse({"model": "toy", "policies": ["threshold", "fixed", "entropy"], **SMALL}), out=out)
+    cut_short, renamed, whole = cells_of(out)
+    path = cut_short.folder / "scores.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    renamed.folder.rename(renamed.folder.with_name("copy"))
+    found = {cell.cell.key: (cell.done, cell.complete) for cell in read_runs([out])[0].cells}
+    assert found == {cut_short.key: (3, False), whole.key: (4, True)}
 
 
 @pytest.mark.parametrize("value", [None, 3, "x"])

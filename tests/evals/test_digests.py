@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import logging
 import sys
 import tempfile
 from dataclasses import replace
@@ -20,7 +21,7 @@ from unmask.evals.cell import FOLDERS, code_digest, records_digest
 from unmask.evals.harness import questions_of
 from unmask.evals.lm_tasks import loaders
 from unmask.evals.recipe import parse
-from unmask.evals.run import Evaluation, Progress, run
+from unmask.evals.run import Job, Progress, run
 from unmask.evals.store import cells_of
 from unmask.policies.fixed import Fixed
 
@@ -43,7 +44,7 @@ class Mine(Fixed):
 """
 
 
-def measure(out: Path, *, fresh: bool = False, **changes: Any) -> Evaluation:
+def measure(out: Path, *, fresh: bool = False, **changes: Any) -> Job:
     return run(parse(VALUES | changes), out=out, fresh=fresh)
 
 
@@ -262,6 +263,35 @@ doc_to_target: "{{{{a}}}}"
     assert questions_digest(str(path), None) == first
     path.write_text(text.replace('"{{q}}"', '"Q: {{q}}"'))
     assert questions_digest(str(path), None) != first
+
+
+def out_of_reach(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """A hub that refuses connections, and nothing downloaded before."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    for module in ("datasets.config", "huggingface_hub.constants"):
+        monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out_of_reach(monkeypatch, tmp_path)
+    level = logging.getLogger("huggingface_hub").level
+    with pytest.raises(
+        UnmaskError, match=r"openai/gsm8k cannot be read from the hub \(it does not answer, .*--data-dir"
+    ):
+        loaders.records("gsm8k", None)
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("huggingface_hub").level == level
+
+
+def test_a_task_on_a_hub_that_does_not_answer_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out_of_reach(monkeypatch, tmp_path)
+    path = tmp_path / "sums.yaml"
+    path.write_text("task: sums\ndataset_path: some/sums\ntest_split: test\noutput_type: generate_until\n")
+    with pytest.raises(UnmaskError, match=r"could not be loaded: .*\(the hub does not answer\)"):
+        questions_digest(str(path), None)
 
 
 def test_what_cannot_be_read_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import lm_eval.tasks
 import pytest
@@ -213,3 +214,16 @@ def test_lm_evals_own_command_ends_with_one_line_of_ours(tmp_path: Path, monkeyp
     assert ended.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("unmask: unknown policy 'tresholds'; did you mean 'threshold'?")
+
+
+def test_a_module_that_lm_evals_own_command_needs_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    with pytest.raises(SystemExit, match=r"^unmask: lm-eval needs lm_eval.__main__, which is missing: pip install '"):
+        main()
+
+    def lacking() -> None:
+        raise ModuleNotFoundError("No module named 'sacrebleu'", name="sacrebleu")
+
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", SimpleNamespace(cli_evaluate=lacking))
+    with pytest.raises(SystemExit, match=r"^unmask: lm-eval needs sacrebleu, which is missing: pip install '"):
+        main()

@@ -168,24 +168,63 @@ def test_flags_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"task": ["sudoku", "sudoku"]}, "tasks has 'sudoku' twice"),
+        ({"model": ["a", "a"]}, "models has 'a' twice"),
+        ({"model": ["a"], "dtype": "flot"}, "unknown dtype 'flot'"),
+        ({"quantize": "int9"}, "unknown quantisation 'int9'"),
+        ({"shots": 2}, "shots is given, but there are none for sudoku"),
+    ],
+)
+def test_the_file_is_not_blamed_for_a_flag(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnmaskError) as caught:
+        parse(GOOD, flags, source="some.yaml")
+    assert str(caught.value).startswith(said)
+
+
+def test_the_file_is_blamed_for_its_own_keys_beside_flags() -> None:
+    with pytest.raises(UnmaskError, match=r"^some\.yaml: unknown dtype 'flot'"):
+        parse(GOOD | {"dtype": "flot"}, {"model": ["a"]}, source="some.yaml")
+
+
+def test_a_key_that_a_flag_replaces_may_hold_what_is_not_installed() -> None:
+    (choice,) = parse(GOOD | {"policy": "of_a_plugin"}, {"policy": ["fixed"]}).policies
+    assert choice.name == "fixed"
+
+
+def test_a_policy_of_a_user_may_have_a_parameter_that_other_projects_have(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import dataclass\nfrom unmask.policies.fixed import Fixed\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Fixed):\n    steps: int = 3\n"
+    )
+    (choice,) = parse(GOOD | {"policy": {"name": f"{path}:Mine", "steps": 4}}).policies
+    assert choice.parameters == {"steps": 4}
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"polices": ["fixed"]}, "unknown recipe key 'polices'; did you mean 'policies'?"),
         ({"models": ["toy"]}, "model and models are both given"),
         ({"policies": ["fixed"]}, "policy and policies are both given"),
-        ({"gen_length": 128}, "unknown recipe key 'gen_length'; known: allow_unsandboxed, batch_size"),
-        ({"settings": {"block_length": 8}}, "unknown setting 'block_length'; did you mean 'block_size'?"),
-        ({"settings": {"threshold": 0.9}}, "unknown setting 'threshold'; known: block_size, "),
+        ({"gen_length": 128}, "here it is max_tokens, in settings"),
+        ({"settings": {"block_length": 8}}, "unknown setting 'block_length'; here it is block_size"),
+        ({"settings": {"steps": 64}}, "tokens_per_pass or passes of a policy"),
+        ({"settings": {"remasking": "low_confidence"}}, "low_confidence is fixed"),
+        ({"settings": {"threshold": 0.9}}, "it is a parameter of a policy: policy: {name: "),
         ({"settings": {"blocksize": 8}}, "unknown setting 'blocksize'; did you mean 'block_size'?"),
         ({"settings": {"block_size": 0}}, "block_size must be a whole number of at least 1, got 0"),
         ({"settings": [8]}, "settings must be a mapping or a list of mappings, got 8"),
-        ({"max_tokens": 8}, "unknown recipe key 'max_tokens'; known: "),
-        ({"threshold": 0.9}, "unknown recipe key 'threshold'; known: "),
+        ({"max_tokens": 8}, "it is a setting: settings: {max_tokens: ...}"),
+        ({"threshold": 0.9}, "it is a parameter of a policy"),
+        ({"num_fewshot": 3}, "here it is shots"),
         ({"policy": "mean_feild"}, "unknown policy 'mean_feild'; did you mean 'mean_field'?"),
         ({"policy": {"name": "mean_field", "tau": 0.9}}, "unknown parameter of mean_field 'tau'"),
         ({"policy": {"name": "mean_field", "threshold": 3}}, "threshold must be a number in"),
         ({"policy": {"threshold": 0.9}}, "a policy is a name, or a mapping with a name"),
-        ({"policy": {"name": "fixed", "steps": 9}}, "unknown parameter of fixed 'steps'; known: passes, "),
+        ({"policy": {"name": "fixed", "steps": 9}}, "unknown parameter of fixed 'steps'; here it is tokens_per_pass"),
         ({"model": {"path": "toy", "torch_dtype": "float16"}}, "unknown key of a model 'torch_dtype'"),
         ({"model": 7}, "a model is a name or a folder"),
         ({"dtype": "float8"}, "unknown dtype 'float8'"),

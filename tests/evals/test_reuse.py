@@ -13,7 +13,7 @@ import pytest
 from unmask import cli
 from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
-from unmask.evals.run import Evaluation, Progress, run
+from unmask.evals.run import Job, Progress, run
 from unmask.evals.store import CellFolder, cells_of, reuse
 
 VALUES: dict[str, Any] = {
@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def measure(out: Path, **changes: Any) -> Evaluation:
+def measure(out: Path, **changes: Any) -> Job:
     return run(parse(VALUES | changes), out=out)
 
 

@@ -75,6 +75,15 @@ def test_a_run_says_how_it_was_made(whole: Path) -> None:
         assert cell.cell.policy.keys() > {"name"}
 
 
+def test_a_cell_that_two_models_share_is_listed_once(tmp_path: Path) -> None:
+    values = {key: value for key, value in VALUES.items() if key != "model"}
+    twice = parse(values | {"models": ["toy", {"path": "toy", "dtype": "float32", "device": "cpu"}], "device": "cpu"})
+    for _ in range(2):
+        run(twice, out=tmp_path / "run")
+        listed = json.loads((tmp_path / "run" / "run.json").read_text())["cells"]
+        assert sorted(listed) == sorted(path.name for path in (tmp_path / "run" / "cells").iterdir())
+
+
 def test_every_item_has_its_tokens_passes_times_and_score(whole: Path) -> None:
     for cell in cells_of(whole):
         items = find(cell.cell.task).generate(cell.cell.seed, cell.cell.items)

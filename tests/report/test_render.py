@@ -11,6 +11,7 @@ from synthetic_runs import cell_of, describe, write
 
 from unmask import terminal
 from unmask.cli import run
+from unmask.errors import UnmaskError
 from unmask.report import plots, report
 from unmask.report.build import read_runs
 from unmask.report.measured import Estimate
@@ -311,10 +312,10 @@ def test_the_command_prints_one_format_and_writes_all(study, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "png"], "unknown format without --out 'png'; known: csv, json, latex, markdown, terminal"),
-        (["--format", "odt"], "unknown format without --out 'odt'; known: csv, json, latex, markdown, terminal"),
+        (["--format", "png"], "png needs --out DIR: a figure cannot be printed"),
+        (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, pdf, png, svg, terminal"),
         (["--format", "csv", "--format", "json"], "one format can be printed, got csv, json; --out DIR writes several"),
-        (["--out", "here", "--format", "terminal"], "unknown format 'terminal'; known: csv"),
+        (["--out", "here", "--format", "terminal"], "unknown file format 'terminal'; known: csv"),
     ],
 )
 def test_a_wrong_format_is_one_line(study, flags, message, capsys):
@@ -329,5 +330,16 @@ def test_without_matplotlib_tables_are_written_and_figures_say_what_is_missing(s
     assert (
         capsys.readouterr().err == "unmask: a figure needs matplotlib, which is missing: pip install 'unmask[plot]'\n"
     )
+    with pytest.raises(UnmaskError, match="a figure needs matplotlib, which is missing"):
+        report([study], out=tmp_path / "o")
+    assert not (tmp_path / "o").exists()
     assert run([*command, "--format", "markdown"]) == 0
     assert (tmp_path / "o" / "report.md").exists()
+
+
+def test_a_report_goes_to_a_folder_and_a_file_is_refused_before_any_work(study, tmp_path, capsys):
+    made = report([str(study)], out=str(tmp_path / "o"), formats=["markdown"])
+    assert tmp_path / "o" / "report.md" in made.files
+    (tmp_path / "file").write_text("")
+    assert run(["report", "no-such-run", "--out", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"unmask: cannot write a report to {tmp_path / 'file'}: it is a file\n"

@@ -331,7 +331,6 @@ def test_a_choice_between_given_answers_has_no_speed(tmp_path):
     lines = folder.folder / "items.jsonl"
     rows = [json.loads(line) | {"tokens_reference": 0, "tokens_answer": 0} for line in lines.read_text().splitlines()]
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder.finish()
     table = table_of(report([tmp_path]), "main")
     assert "tokens_per_second" not in [column.key for column in table.columns]
     assert rows_of(table)[0]["accuracy"].value == 50.0

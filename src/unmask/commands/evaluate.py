@@ -106,11 +106,9 @@ def report(
 
     Numbers come with intervals, and beside the paper's values where these belong.
     """
-    from unmask.report import build, plots
+    from unmask.report import build
 
     formats = form or (["json"] if as_json else [])
-    if out is not None and set(formats or build.USUAL) & set(plots.FILES):
-        flags.from_extra("matplotlib", "plot", "a figure")
     made = build.report(runs, out=out, formats=formats)
     if out is not None:
         print("\n".join(str(path) for path in made.files))

@@ -1,4 +1,4 @@
-"""Whether an answer to a benchmark is right, as lm-eval 0.4.13 decides it (`gsm8k` 3.0, `minerva_math` 3.1).
+"""Whether an answer is right: GSM8K and MATH as lm-eval 0.4.13 decides them (`gsm8k` 3.0, `minerva_math` 3.1).
 
 GSM8K asks for a number: after `####` (strict), or the last one in the text (flexible). MATH asks for a formula: that of
 the closing sentence, compared with the gold answer after Minerva's clean-up (exact_match), or the one that math-verify
@@ -68,8 +68,8 @@ def minerva() -> SimpleNamespace:
     file, names = ast.parse(path.read_text(encoding="utf-8")), {"__name__": "minerva_math"}
     file.body = [node for node in file.body if not isinstance(node, ast.Try)]
     exec(compile(file, str(path), "exec"), names)
-    used = ("list_fewshot_samples", "get_unnormalized_answer", "normalize_final_answer")
-    if missing := {*used, "last_boxed_only_string", "remove_boxed"} - names.keys():
+    used = {"list_fewshot_samples", "get_unnormalized_answer", "normalize_final_answer", "last_boxed_only_string"}
+    if missing := used - names.keys():
         raise UnmaskError(f"{path} has no {', '.join(sorted(missing))}, unlike that of lm-eval 0.4.13")
     return SimpleNamespace(**names)
 
@@ -100,7 +100,8 @@ def gold_answer(doc: Doc) -> str:
     boxed = minerva().last_boxed_only_string(doc["solution"])
     if boxed is None:
         raise UnmaskError(f"a MATH record has neither an answer nor a \\boxed one in its solution: {doc['problem']!r}")
-    return minerva().remove_boxed(boxed)
+    # A \boxed, or an \fbox, which lm-eval's remove_boxed does not take.
+    return boxed.removeprefix("\\boxed ") if boxed.startswith("\\boxed ") else boxed[boxed.index("{") + 1 : -1]
 
 
 def final_answer(text: str) -> str:

@@ -11,6 +11,7 @@ import random
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from unmask.errors import UnknownName, UnmaskError, WorkFailed, one_line
 from unmask.evals import tiny_suite
 from unmask.evals.cell import Cell, Generation, ModelInfo
 from unmask.evals.executor import Question, TextModel
-from unmask.evals.lm_tasks.loaders import BENCHMARKS, quiet, records
+from unmask.evals.lm_tasks.loaders import BENCHMARKS, asked_once, quiet, records
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -214,7 +215,7 @@ def _load_tasks(task: str, data_dir: str | Path | None = None) -> list[Task]:
         from lm_eval.api import task as _  # noqa: F401
     except ModuleNotFoundError as error:
         raise UnmaskError(f"benchmarks need {error.name}, which is missing: pip install 'unmask[eval]'") from error
-    with quiet():
+    with quiet(), nullcontext(True) if task in BENCHMARKS else asked_once() as answered:
         manager = _manager_of(task, data_dir)
         _seed()
         try:
@@ -222,7 +223,8 @@ def _load_tasks(task: str, data_dir: str | Path | None = None) -> list[Task]:
         except UnmaskError:
             raise
         except Exception as error:  # whatever a task's own code, its data and the hub may raise
-            raise WorkFailed(f"the task {task} could not be loaded: {one_line(error)}") from error
+            silent = "" if answered else " (the hub does not answer)"
+            raise WorkFailed(f"the task {task} could not be loaded: {one_line(error)}{silent}") from error
     for each in loaded:  # refuse a task that would fail later, or that runs code in a way that is not safe
         name = each.task_name
         if getattr(each, "UNSAFE_CODE", False) and task not in BENCHMARKS:

@@ -6,7 +6,7 @@ key. `expand` makes the cells of a loaded model, and fills in what the recipe le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import product
@@ -21,6 +21,7 @@ from unmask.evals.harness import BENCHMARKS, describe_benchmark, unknown_task
 from unmask.models.checkpoint.loading import choose_dtype
 from unmask.models.quantized import FORMATS
 from unmask.options import check_bounds, parameter, read_mapping
+from unmask.policies.base import registry
 from unmask.policies.presets import TASKS as PRESET_TASKS
 from unmask.settings import Settings
 
@@ -28,6 +29,22 @@ _PACKAGE = Path(__file__).parents[1]
 FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # of a wheel, and of a clone
 PLURAL = {"model": "models", "policy": "policies", "task": "tasks"}
 FOR_ALL = ("device", "dtype", "quantize")  # keys of a model that a recipe may also give for all of its models
+
+# Keys of other projects -> our key, and where it stands.
+_FOREIGN = {
+    "gen_length": "max_tokens, in settings",
+    "max_new_tokens": "max_tokens, in settings",
+    "max_gen_toks": "max_tokens, in settings",
+    "block_length": "block_size, in settings",
+    "steps": "tokens_per_pass or passes of a policy, as in policy: {name: fixed, tokens_per_pass: 2}",
+    "diffusion_steps": "tokens_per_pass or passes of a policy, as in policy: {name: entropy, tokens_per_pass: 2}",
+    "remasking": "a policy: low_confidence is fixed, random is random",
+    "alg": "a policy: entropy, margin (topk_margin), fixed (maskgit_plus) or random (origin)",
+    "num_fewshot": "shots",
+    "model_path": "model",
+    "pretrained": "model",
+    "use_cache": "cache, in settings",
+}
 
 # The protocol of the paper's benchmarks. The tables compare policies, blocks and sampling, so these are free.
 PAPER_MODELS = ("llada-8b-instruct", "llada-1.5", "dream-v0-instruct-7b")
@@ -100,8 +117,7 @@ class Recipe:
             values = getattr(self, key)
             if not values:
                 raise UnmaskError(f"{key} is missing")
-            if doubled := [value for number, value in enumerate(values) if value in values[:number]]:
-                raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
+            _check_once(key, values)
         check_bounds(self)
         if not isinstance(self.title, str):
             raise WrongOption("title", f"must be text, got {self.title!r}")
@@ -127,7 +143,7 @@ def recipe_file(name: str) -> tuple[Path, str]:
     A name is a path, or that of a recipe in the package, also in the form `recipes/tiny/main.yaml`.
     """
     known, path = packaged(), Path(name)
-    bare = path.with_suffix("").as_posix().removeprefix("recipes/")
+    bare = path.as_posix().removesuffix(path.suffix).removeprefix("recipes/")
     if not path.is_file() and bare not in known and path.suffix not in (".yaml", ".yml"):
         raise UnknownName("recipe", name, known, listed_as="in the package")
     path = path if path.is_file() else known.get(bare, path)
@@ -144,13 +160,19 @@ def read(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
 def parse(
     values: Mapping[str, Any], flags: Mapping[str, Any] | None = None, *, source: str = "recipe", name: str = "recipe"
 ) -> Recipe:
-    """The recipe in plain data; flags count as in `read`. Errors begin with the `source`, unless it is empty."""
+    """The recipe in plain data; flags count as in `read`.
+
+    Errors begin with the `source`, unless it is empty, or a flag is wrong.
+    """
     typed = _made(flags or {})
+    forced = {key: typed.pop(key) for key in FOR_ALL if key in typed}
+    for model in typed.get("models", [Checkpoint(path="tiny")]):
+        _placed(model, {}, forced)  # raises for what was typed
     try:
-        made = _made(values)
-        for_all, forced = ({key: found.pop(key) for key in FOR_ALL if key in found} for found in (made, typed))
+        made = _made(values, typed)
+        for_all = {key: made.pop(key) for key in FOR_ALL if key in made}
         made |= typed
-        made["models"] = tuple(Checkpoint(**for_all | model | forced) for model in made.get("models", ()))
+        made["models"] = tuple(_placed(model, for_all, forced) for model in made.get("models", ()))
         return Recipe(name=name, **made)
     except UnmaskError as error:
         if not source or getattr(error, "name", None) in typed:  # an option that the user typed
@@ -158,24 +180,49 @@ def parse(
         raise UnmaskError(f"{source}: {error}") from error
 
 
-def _made(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a recipe, of the values that are not None; those of models are still plain data."""
-    check_known("recipe key", values, _KEYS)
+def _made(values: Mapping[str, Any], replaced: Collection[str] = ()) -> dict[str, Any]:
+    """Fields of a recipe and keys for all models, of the values that are not None; those `replaced` stay plain."""
+    _check_keys("recipe key", values, _KEYS)
     for one, many in PLURAL.items():
         if one in values and many in values:
             raise UnmaskError(f"{one} and {many} are both given; keep one of them")
     found = {PLURAL.get(key, key): value for key, value in values.items() if value is not None}
     for key, make in {"models": _model, "policies": _policy, "tasks": _task, "settings": _settings}.items():
-        if key in found:
+        if key in found and key not in replaced:
             several = found[key] if isinstance(found[key], list | tuple) else [found[key]]
             found[key] = tuple(make(item) for item in several)
+            _check_once(key, found[key])
     return found
 
 
-def _model(item: Any) -> dict[str, Any]:
+def _check_keys(kind: str, given: Collection[Any], known: Collection[str]) -> None:
+    """Refuse an unknown key: say what it is called here, where it belongs, or the nearest known one."""
+    for key in (key for key in given if key not in known):
+        if key in _FOREIGN:
+            raise UnmaskError(f"unknown {kind} {key!r}; here it is {_FOREIGN[key]}")
+        if kind == "recipe key" and key in Settings.__dataclass_fields__:
+            raise UnmaskError(f"unknown {kind} {key!r}; it is a setting: settings: {{{key}: ...}}")
+        if owner := policies.owner_of(str(key)):
+            way = f"policy: {{name: {owner}, {key}: ...}}"
+            raise UnmaskError(f"unknown {kind} {key!r}; it is a parameter of a policy: {way}")
+    check_known(kind, given, known)
+
+
+def _check_once(key: str, values: Sequence[Any]) -> None:
+    if doubled := [value for number, value in enumerate(values) if value in values[:number]]:
+        raise UnmaskError(f"{key} has {getattr(doubled[0], 'name', doubled[0])!r} twice")
+
+
+def _model(item: Any) -> Checkpoint:
     given = item if isinstance(item, dict) else {"path": item}
-    check_known("key of a model", given, Checkpoint.__dataclass_fields__)
-    return given
+    _check_keys("key of a model", given, Checkpoint.__dataclass_fields__)
+    return Checkpoint(**given)
+
+
+def _placed(model: Checkpoint, for_all: Mapping[str, Any], forced: Mapping[str, Any]) -> Checkpoint:
+    """The model with the keys for all models, which its own win over, and those that win over its own."""
+    own = {key: value for key, value in asdict(model).items() if value is not None}
+    return Checkpoint(**{**for_all, **own, **forced})
 
 
 def _policy(item: Any) -> PolicyChoice:
@@ -184,13 +231,16 @@ def _policy(item: Any) -> PolicyChoice:
     if not isinstance(name, str):
         raise UnmaskError(f"a policy is a name, or a mapping with a name and parameters, got {item!r}")
     settings = {key: given.pop(key) for key in Settings.__dataclass_fields__ if key in given}
-    policies.get(policies.named(name), **given)
+    known = policies.named(name)
+    _check_keys(f"parameter of {name}", [key for key in given if key in _FOREIGN], registry.parameters(known))
+    policies.get(known, **given)
     return PolicyChoice(name=name, parameters=given, settings=_settings(settings))
 
 
 def _settings(item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise UnmaskError(f"settings must be a mapping or a list of mappings, got {item!r}")
+    _check_keys("setting", item, Settings.__dataclass_fields__)
     Settings.from_dict(item)
     return dict(item)
 

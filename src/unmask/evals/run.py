@@ -53,7 +53,7 @@ def run(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_load: Callable[[str], None] = lambda model: None,
     say: Callable[[str], None] = warn,
-) -> Evaluation:
+) -> Job:
     """Measure the cells of the recipe that the folder lacks; with `fresh`, all of them.
 
     `load` makes the executor of a model; `on_load` is called with the name of each model before it is loaded, and
@@ -65,7 +65,7 @@ def run(
         about: dict[str, Any] = {"recipe": recipe.name, "table": recipe.table, "title": recipe.title}
         about |= {"command": command, "resolved": json.loads(json.dumps(asdict(recipe))), "versions": versions()}
         about |= {"models": known_models(out), "cells": []}
-        job = Evaluation(recipe, out, about, fresh, on_progress, say)
+        job = Job(recipe, out, about, fresh, on_progress, say)
         cells = {model: [] if fresh else job.complete_cells(model) for model in recipe.models}
         left = [model for model in recipe.models if not cells[model]]
         for task in recipe.tasks:
@@ -95,7 +95,7 @@ def run(
 
 
 @dataclass(eq=False)
-class Evaluation:
+class Job:
     """A recipe at work in its folder, and what came of it."""
 
     recipe: Recipe
@@ -122,7 +122,7 @@ class Evaluation:
         found = [folder for cell in cells if (folder := complete_cell(self.out / "cells" / cell.key))]
         if len(found) < len(cells):
             return []
-        self.about["cells"] += [cell.key for cell in cells]
+        self.about["cells"] += [cell.key for cell in cells if cell.key not in self.about["cells"]]
         return found
 
     def digests(self, cell: Cell) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Evaluation:
             if differ := changed(folders[-1].about, about):
                 raise other_results(self.out, [(cell.model, name) for name in differ])
         self.about["models"][model.name] = asdict(info)
-        self.about["cells"] += [cell.key for cell in cells]
+        self.about["cells"] += [cell.key for cell in cells if cell.key not in self.about["cells"]]
         save_run(self.out, self.about)
         # Every model counts the same, since the cells of a model not loaded yet are unknown.
         models, before = len(self.recipe.models), self.recipe.models.index(model)

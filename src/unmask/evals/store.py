@@ -43,7 +43,7 @@ class CellFolder:
     """The files of one cell. It is `complete` when no item is left; a task may have fewer than were asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the files; raises an error if one is damaged, or if they contradict each other."""
+        """Read the files; raises an error if one is damaged. A cell whose files differ from done.json is unfinished."""
         self.folder = folder
         # It is written last, so it is read first: another process may be at work.
         done = read_whole(folder / DONE) if (folder / DONE).exists() else None
@@ -57,12 +57,10 @@ class CellFolder:
             raise UnmaskError(
                 f"{folder} is damaged, a field is missing or too many: {error}; remove the folder"
             ) from error
-        if self.key != folder.name:
-            raise UnmaskError(f"{folder} is damaged: its {CELL} describes another cell")
         summary = self._summary()
-        if done not in (None, summary, {"items": summary["items"]}):  # older versions wrote the number alone
-            raise UnmaskError(f"{folder} is damaged: its items or scores are not those that {DONE} lists")
-        self.complete = done is not None
+        # Older versions wrote the number alone.
+        older = {"items": summary["items"]} if self.generations.keys() == self.scores.keys() else summary
+        self.complete = done in (summary, older)
 
     @classmethod
     def open(cls, run: Path, cell: Cell, about: dict[str, Any], say: Callable[[str], None] = warn) -> CellFolder:
@@ -73,7 +71,7 @@ class CellFolder:
         folder, found = run / "cells" / cell.key, None
         try:
             if _content(folder / ITEMS) or (folder / DONE).exists():
-                found = cls(folder)
+                found = _checked(folder)
         except UnmaskError as damage:
             aside = next(path for n in count(1) if not (path := run / DAMAGED / f"{cell.key}-{n}").exists())
             aside.parent.mkdir(exist_ok=True)
@@ -120,9 +118,19 @@ class CellFolder:
 def complete_cell(folder: Path) -> CellFolder | None:
     """The cell in a folder if it is complete; None if it is missing, unfinished or damaged."""
     with suppress(UnmaskError):
-        found = CellFolder(folder)
+        found = _checked(folder)
         return found if found.complete else None
     return None
+
+
+def _checked(folder: Path) -> CellFolder:
+    """The cell in a folder; raises an error if its files contradict each other."""
+    found = CellFolder(folder)
+    if found.key != folder.name:
+        raise UnmaskError(f"{folder} is damaged: its {CELL} describes another cell")
+    if (folder / DONE).exists() and not found.complete:
+        raise UnmaskError(f"{folder} is damaged: its items or scores are not those that {DONE} lists")
+    return found
 
 
 def cells_of(run: Path) -> list[CellFolder]:

@@ -14,6 +14,7 @@ from math import cos, pi, sin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unmask.errors import UnmaskError
 from unmask.report import compare
 from unmask.report.compare import Cells, baseline_of, changes, groups, labels, value_of, with_parameters
 from unmask.report.measured import Estimate, Measured
@@ -73,6 +74,14 @@ class Panel:
     setting: dict[str, Any] = field(default_factory=dict)  # named beside the x axis
     limits: dict[str, Any] = field(default_factory=dict)
     baseline: Measured | None = None  # its accuracy is drawn as a level
+
+
+def check_installed() -> None:
+    """Raise an error that says how to install matplotlib, if it is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UnmaskError("a figure needs matplotlib, which is missing: pip install 'unmask[plot]'") from error
 
 
 def draw(kind: str, cells: Cells, folder: Path, formats: Sequence[str]) -> list[Path]:

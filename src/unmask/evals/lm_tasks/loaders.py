@@ -1,7 +1,7 @@
 """The benchmarks of the paper: how they are run, and their records, from JSON lines in a folder or from the hub.
 
 lm-eval calls `splits` with the values of a task's file and of the task manager: `data_dir` is the folder, or missing
-for the hub.
+for the hub. A hub that is out of reach is asked once, and what was downloaded before is used.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError, one_line
 
 Row = dict[str, Any]
+PATIENCE_S = 5.0  # with the hub
 
 MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra")
 MATH_SUBJECTS += ("number_theory", "prealgebra", "precalculus")
@@ -78,13 +80,7 @@ def records(task: str, data_dir: str | Path | None, split: str = "test") -> list
     if data_dir is not None:
         rows = _local(data_dir, known.file.format(split=split), known.fields)
     else:
-        import datasets
-
-        try:
-            rows = [row for config in known.configs for row in datasets.load_dataset(known.hub, config, split=split)]
-        except Exception as error:  # connections, missing files and settings all have types of their own
-            wrong = f"{known.hub} cannot be read from the hub ({one_line(error)})"
-            raise UnmaskError(f"{wrong}; local files: --data-dir DIR") from error
+        rows = [row for config in known.configs for row in _hub(known.hub, config, split)]
     if task == "math":  # in an order that mixes the subjects, so that a limit is fair
         rows.sort(key=lambda row: hashlib.blake2b(row["problem"].encode(), digest_size=8).digest())
     if task == "mbpp":
@@ -130,6 +126,17 @@ def _local(data_dir: str | Path, name: str, fields: tuple[str, ...]) -> list[Row
     return rows
 
 
+def _hub(name: str, config: str | None, split: str) -> list[Row]:
+    import datasets
+
+    with asked_once() as answered:
+        try:
+            return list(datasets.load_dataset(name, config, split=split))
+        except Exception as error:  # connections, missing files and settings all have types of their own
+            reason = one_line(error) if answered else "it does not answer, and nothing was downloaded before"
+            raise UnmaskError(f"{name} cannot be read from the hub ({reason}); local files: --data-dir DIR") from error
+
+
 @contextmanager
 def quiet() -> Generator[None]:
     """Silence bars, messages and warnings, which are about other command lines. Errors come as exceptions."""
@@ -141,3 +148,32 @@ def quiet() -> Generator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def asked_once() -> Generator[bool]:
+    """Silence loads inside. If the hub does not answer, they use earlier downloads alone, and False is yielded."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    before = (constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE)
+    there = constants.HF_HUB_OFFLINE or _answers(constants.ENDPOINT)
+    try:
+        if not there:
+            constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
+        with quiet():
+            yield there
+    finally:
+        constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
+
+
+@cache
+def _answers(endpoint: str) -> bool:
+    """Whether the hub gives any answer. Cached, because behind some firewalls the question takes the whole wait."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(endpoint, timeout=PATIENCE_S)
+    except Exception:  # each release of the hub's package has errors of its own for this
+        return False
+    return True
