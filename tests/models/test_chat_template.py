@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from unmask.errors import CheckpointError, UnmaskError
+from unmask.models.checkpoint import chat_template
 from unmask.models.checkpoint.chat_template import render
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -40,6 +42,8 @@ def test_special_tokens_are_variables() -> None:
 
 def test_json_is_written_without_html_escapes() -> None:
     assert rendered("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert rendered("{{ {'a': 'é'} | tojson(true) }}") == '{"a": "\\u00e9"}'
+    assert rendered("{{ {'a': 'é'} | tojson(false, 2) }}") == '{\n  "a": "é"\n}'
     assert rendered("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}") == '{\n "a": 2,\n "b": 1\n}'
 
 
@@ -101,6 +105,12 @@ def test_a_template_that_is_not_jinja_is_said() -> None:
 )
 def test_malformed_messages_are_refused(messages: Any, problem: str) -> None:
     assert refusal("{{ messages }}", messages) == problem
+
+
+def test_a_message_that_is_no_mapping_is_shown() -> None:
+    unchecked = inspect.unwrap(chat_template._check)  # without the type checks that only tests have
+    with pytest.raises(UnmaskError, match=r"^message 0 must have a role and a content, got 'hi'$"):
+        unchecked(["hi"])
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,6 @@ def refusal(call: Callable[[], Any]) -> str:
         ("layer_norm_with_affine", False, "true"),
         ("bias_for_layer_norm", True, "false"),
         ("attention_layer_norm", True, "false"),
-        ("multi_query_attention", True, "false"),
         ("input_emb_norm", True, "false"),
         ("activation_type", "gelu", '"silu" or "swiglu"'),
         ("include_bias", True, "false"),
@@ -87,6 +86,7 @@ def test_dream_options_that_are_not_implemented_are_refused(key: str, value: Any
         ({}, 4),
         ({"n_kv_heads": None}, 4),
         ({"n_kv_heads": 2}, 2),
+        ({"multi_query_attention": True}, 1),
         ({"multi_query_attention": False, "n_kv_heads": 2}, 2),
     ],
 )
@@ -97,6 +97,7 @@ def test_llada_key_heads_follow_the_config(changes: dict[str, Any], heads: int) 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"multi_query_attention": True, "n_kv_heads": 2}, "multi_query_attention is true, but n_kv_heads is 2"),
         ({"n_heads": 5}, "5 heads do not divide a width of 32"),
         ({"n_kv_heads": 3}, "3 key heads do not divide 4 query heads"),
         ({"d_model": 12, "n_heads": 4}, "rotary positions need an even head width, got 3"),
@@ -170,6 +171,7 @@ def test_rotary_parameters_must_be_an_object() -> None:
 
 SGLANG = "SGLang runs it"
 DINFER = "dInfer runs it"
+CAUSAL = "an autoregressive model: this project decodes masked diffusion models only"
 UNKNOWN = "no masked diffusion family that is known here: dream, llada, sdar; a plug-in may add it"
 
 
@@ -187,7 +189,19 @@ UNKNOWN = "no masked diffusion family that is known here: dream, llada, sdar; a 
             {"model_type": "diffusion_gemma", "vision_config": {}},
             "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
         ),
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, UNKNOWN),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, CAUSAL),
+        ({"model_type": "gpt2"}, CAUSAL),
+        ({"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}, CAUSAL),
+        ({"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"], "mask_token_id": 3}, UNKNOWN),
+        ({"model_type": "newcomer", "architectures": None}, UNKNOWN),
+        (
+            {"model_type": "llava_llada", "mm_vision_tower": "siglip"},
+            "a multi-modal model: this project runs text models only",
+        ),
+        (
+            {"model_type": "llada", "mm_vision_tower": "siglip"},
+            "a multi-modal model: this project runs text models only",
+        ),
         ({"model_type": "mmada"}, UNKNOWN),
     ],
 )

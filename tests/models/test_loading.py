@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from unmask.errors import CheckpointError, UnknownName, UnmaskError
 from unmask.models.checkpoint import folder
 from unmask.models.checkpoint.loading import load_model
+from unmask.models.checkpoint.weights import Weights
 from unmask.models.device import choose_device
 from unmask.models.transformer import Transformer
 
@@ -44,9 +45,17 @@ def test_a_pointer_in_place_of_a_file_is_named(llada_folder: Path, name: str) ->
     assert "git lfs pull" in message
 
 
-def test_an_address_is_answered_with_what_to_give_instead() -> None:
-    address = "https://huggingface.co/GSAI-ML/LLaDA-8B-Instruct"
-    assert refusal(address) == f"{address}: is an address; give the name on the hub, OWNER/NAME"
+@pytest.mark.parametrize(
+    ("address", "way"),
+    [
+        ("https://huggingface.co/GSAI-ML/LLaDA-8B-Instruct", "the name on the hub, GSAI-ML/LLaDA-8B-Instruct"),
+        ("https://hf.co/org/name/tree/main", "org/name and the revision main"),
+        ("https://example.com/org/name", "the name on the hub, OWNER/NAME"),
+    ],
+)
+def test_an_address_is_answered_with_the_name_to_give(address: str, way: str) -> None:
+    assert refusal(address).startswith(f"{address}: is an address; give ")
+    assert refusal(address).endswith(way)
 
 
 def test_a_llada_folder_tells_the_engine_what_it_needs(llada_folder: Path) -> None:
@@ -98,6 +107,28 @@ def test_shards_load_like_one_file(make_llada: MakeFolder) -> None:
     tokens = torch.arange(9)[None]
     one, three = (load_model(make_llada(shards=shards), device="cpu").model for shards in (1, 3))
     assert torch.equal(one.predict(tokens).logits, three.predict(tokens).logits)
+
+
+def test_the_dtype_of_the_weights_is_that_of_most_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"large": torch.zeros(5), "a": torch.zeros(4).half(), "b": torch.zeros(4).half()}, path)
+    assert Weights(tmp_path, lambda done, total: None).dtype() == torch.float16
+    save_file({}, path)
+    assert Weights(tmp_path, lambda done, total: None).dtype() == torch.float32
+
+
+def test_weights_without_tensors_are_refused(llada_folder: Path) -> None:
+    save_file({}, llada_folder / "model.safetensors")
+    assert "it asks for 2 layers, but the weights are 0 tensors" in refusal(llada_folder)
+
+
+def test_a_file_that_is_gone_before_it_is_read_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(3)}, path)
+    weights = Weights(tmp_path, lambda done, total: None)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="is damaged or not a safetensors file"):
+        weights.fill({"a": torch.zeros(3)})
 
 
 def test_weights_are_converted_to_the_dtype_asked_for(llada_folder: Path) -> None:
@@ -177,7 +208,7 @@ def test_a_file_in_place_of_a_folder_is_refused(llada_folder: Path) -> None:
 
 def test_a_folder_without_config_is_refused(llada_folder: Path) -> None:
     (llada_folder / "config.json").unlink()
-    assert refusal(llada_folder) == f"{llada_folder}/config.json: cannot be read: No such file or directory"
+    assert refusal(llada_folder) == f"{llada_folder}: there is no config.json, so this is not a checkpoint"
 
 
 def test_a_config_that_is_not_json_is_refused(llada_folder: Path) -> None:
@@ -237,7 +268,14 @@ def test_a_missing_shard_is_named(make_llada: MakeFolder) -> None:
 def test_shards_without_an_index_are_refused(make_llada: MakeFolder) -> None:
     folder = make_llada(shards=2)
     (folder / "model.safetensors.index.json").unlink()
-    assert refusal(folder) == f"{folder}: there is no model.safetensors and no model.safetensors.index.json"
+    assert refusal(folder) == (
+        f"{folder}: there are 2 safetensors files but no model.safetensors.index.json to say how they belong together"
+    )
+
+
+def test_a_single_weight_file_may_have_any_name(llada_folder: Path) -> None:
+    (llada_folder / "model.safetensors").rename(llada_folder / "weights.safetensors")
+    assert load_model(llada_folder, device="cpu").model.spec.family == "llada"
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, ["a"], {"a": 1}])
@@ -328,7 +366,7 @@ def test_loading_changes_nothing_in_the_folder(llada_folder: Path, tmp_path: Pat
 
 
 def test_every_refusal_is_a_value_error_for_callers_that_know_no_better(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.json: cannot be read: No such file or directory") as caught:
+    with pytest.raises(ValueError, match=r"no config\.json") as caught:
         load_model(tmp_path, device="cpu")
     assert isinstance(caught.value, CheckpointError)
 

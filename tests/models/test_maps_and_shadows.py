@@ -11,6 +11,7 @@ import torch
 from references import CLOSE, as_llama, canvas, loaded, whole
 from torch import Tensor
 
+from unmask.errors import UnmaskError
 from unmask.models.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -85,3 +86,8 @@ def test_a_shadow_does_not_depend_on_the_token_it_stands_for(llada: Transformer)
     before = shallow.predict(tokens, shadow=torch.tensor([[4]])).shadow_logits
     tokens[:, 4] = 1
     assert torch.equal(shallow.predict(tokens, shadow=torch.tensor([[4]])).shadow_logits, before)
+
+
+def test_a_shifted_family_has_no_shadows(dream: Transformer) -> None:
+    with pytest.raises(UnmaskError, match=r"^dream predicts a position from the one before it"):
+        dream.predict(canvas(1, 4), shadow=torch.tensor([[1]]))

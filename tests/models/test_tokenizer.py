@@ -228,15 +228,13 @@ def test_a_folder_without_tokenizer_is_refused(llada_folder: Path) -> None:
 def test_a_damaged_tokenizer_is_refused(llada_folder: Path) -> None:
     path = llada_folder / "tokenizer.json"
     path.write_text('{"version": "1.0"}')
-    assert refusal(lambda: TextCodec.from_folder(llada_folder)).startswith(
-        f"{llada_folder}: its files make no working tokenizer: "
-    )
+    assert refusal(lambda: TextCodec.from_folder(llada_folder)).startswith(f"{path}: is not a tokenizer: ")
 
 
 def test_merges_that_do_not_fit_the_vocabulary_are_refused(dream_folder: Path) -> None:
     (dream_folder / "merges.txt").write_text("#version: 0.2\nqq zz\n")
     message = refusal(lambda: TextCodec.from_folder(dream_folder))
-    assert message.startswith(f"{dream_folder}: its files make no working tokenizer: ")
+    assert message.startswith(f"{dream_folder}: vocab.json and merges.txt make no tokenizer: ")
 
 
 @pytest.mark.parametrize("entry", ["<|x|>", {"special": True}])

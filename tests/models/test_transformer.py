@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
-from references import CLOSE, as_llama, as_qwen2, bidirectional, canvas, loaded, sizes, whole
+from references import CLOSE, as_llama, as_qwen2, bidirectional, canvas, loaded, part, sizes, whole
 
 from unmask.cache.storage import KVCache, Storage
+from unmask.errors import UnmaskError
+from unmask.models import transformer
 from unmask.models.base import ModelSpec
-from unmask.models.layers import TransformerShape
+from unmask.models.layers import TransformerShape, rotary_table
 from unmask.models.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -135,10 +141,56 @@ def test_bfloat16_stays_close_to_float32(llada_folder: Path) -> None:
     torch.testing.assert_close(rounded.attention, exact.attention, atol=0.05, rtol=0.0)
 
 
+def test_rotary_angles_keep_float32_and_live_with_the_model(llada_folder: Path) -> None:
+    model = loaded(llada_folder).to(torch.bfloat16)
+    model.predict(canvas(1, 4))
+    (table,) = model.fast.values()
+    assert table.dtype == torch.float32
+    model.predict(canvas(1, 40))
+    model.predict(canvas(1, 3))
+    assert any(kept is table for kept in model.fast.values())  # a captured graph may read it
+    kept = weakref.ref(table)
+    del model, table
+    gc.collect()
+    assert kept() is None
+
+
+def test_threads_share_the_table_that_was_made_first(llada: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, made = Barrier(2), []
+
+    def make(*sizes: Any) -> torch.Tensor:
+        made.append(rotary_table(*sizes))
+        both.wait()
+        return made[-1]
+
+    monkeypatch.setattr(transformer, "rotary_table", make)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(llada._table, [8, 8])
+    assert len(made) == 2
+    assert first is second is llada._table(8)
+
+
 def test_canvases_may_grow_beyond_the_positions_seen_so_far(llada: Transformer) -> None:
     short = llada.predict(canvas(1, 3)).logits
     llada.predict(canvas(1, 40))
     assert torch.equal(llada.predict(canvas(1, 3)).logits, short)
+
+
+WHOLE = "attention maps and shadow predictions need the whole canvas: they go with no cache"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": KVCache.new(1, 4), "attention_layers": range(1)}, WHOLE),
+        ({"cache": KVCache.new(1, 4), "shadow": torch.tensor([[1]])}, WHOLE),
+        ({"plan": part((1, 2, 4))}, "a pass over part of a canvas needs a cache that a whole pass has filled"),
+    ],
+)
+def test_combinations_without_meaning_are_refused(llada: Transformer, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnmaskError) as caught:
+        llada.predict(canvas(1, 4), **options)
+    assert str(caught.value) == message
 
 
 def test_queries_and_keys_normalised_head_by_head_equal_qwen3() -> None:

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unmask.rules import mean_field_commit, pairwise_jsd
+from unmask.rules import mean_field_commit, overlap, pairwise_jsd
 
 
 class LargestTensor(TorchDispatchMode):
@@ -59,3 +59,11 @@ def test_a_batch_needs_no_larger_tensors_than_a_row():
             pairwise_jsd(rows)
         sizes.append(seen.nbytes)
     assert sizes[0] == sizes[1]
+
+
+def test_many_long_rows_keep_to_the_scratch_memory(monkeypatch):
+    monkeypatch.setattr(overlap, "_SCRATCH_CPU", 2**18)
+    logits = torch.randn(40, 16_384, generator=torch.Generator().manual_seed(2))
+    with LargestTensor(logits) as seen:
+        pairwise_jsd(logits)
+    assert seen.nbytes <= 3 * 2**18 * 4

@@ -6,8 +6,6 @@ import torch
 
 from unmask.errors import UnmaskError
 from unmask.rules import mean_field_commit, mean_field_intensity
-from unmask.rules.commit import commit_open
-from unmask.rules.mean_field import Parameters
 
 INF, NAN = math.inf, math.nan
 
@@ -276,6 +274,13 @@ def test_knowing_how_many_are_open_changes_nothing_but_the_cost():
     masked = torch.tensor([[1, 0, 1, 1, 0, 0, 0, 0, 1], [0] * 9, [0, 1, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.bool)
     plain = mean_field_commit(logits, masked, validate=False)
     for at_most in (4, 6, 9, 20):
-        packed = commit_open(logits, masked, Parameters(), open_at_most=at_most)
+        packed = mean_field_commit(logits, masked, validate=False, open_at_most=at_most)
         for name in ("commit", "score", "intensity", "margin", "overlap"):
             assert torch.equal(getattr(packed, name), getattr(plain, name)), name
+
+
+def test_fewer_open_positions_than_there_are_is_refused():
+    masked = torch.tensor([[True, True, False], [True, True, True]])
+    with pytest.raises(UnmaskError, match="open_at_most is 2, but a row has 3 open positions"):
+        mean_field_commit(torch.randn(2, 3, 7), masked, open_at_most=2)
+    assert mean_field_commit(torch.randn(2, 3, 7), masked, open_at_most=3).commit.shape == (2, 3)

@@ -1,3 +1,4 @@
+import inspect
 import math
 
 import numpy as np
@@ -74,7 +75,8 @@ def test_the_rule_measures_overlaps_on_the_truncated_vocabulary():
     assert not torch.equal(decided.overlap, mean_field_commit(logits, masked).overlap)
 
 
-@pytest.mark.parametrize("vocabulary", [0, -3, True])
+@pytest.mark.parametrize("vocabulary", [0, -3, True, "8", 100.5])
 def test_a_vocabulary_without_tokens_is_refused(vocabulary):
-    with pytest.raises(UnmaskError, match=r"vocabulary must be a whole number of at least 1, got"):
-        pairwise_jsd(torch.zeros(2, 5), vocabulary=vocabulary)
+    for measure in (pairwise_overlap, truncation_error):
+        with pytest.raises(UnmaskError, match=r"vocabulary must be a whole number of at least 1, got"):
+            inspect.unwrap(measure)(torch.zeros(2, 5), vocabulary=vocabulary)  # without the type checks of tests

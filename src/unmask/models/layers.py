@@ -7,7 +7,6 @@ the same operations for CUDA devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +48,6 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype) * self.weight
 
 
-@cache  # for good, since a captured graph may read a table
 def rotary_table(head_width: int, theta: float, length: int, device: torch.device) -> Float[Tensor, "2 n d"]:
     """Cosine, and sine with the sign of each half, of the positions below `length`.
 

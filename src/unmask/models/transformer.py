@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from unmask.cache.storage import KVCache
 from unmask.device import fast_module
+from unmask.errors import UnmaskError
 from unmask.models.attention import Attend, Packed, Packing, Padded, first_keys, picked, shadow_mask, visible_mask
 from unmask.models.base import Capabilities, ModelSpec, PassInputs, Prediction
 from unmask.models.layers import Block, LayerOps, RMSNorm, TransformerShape, rotary_table
@@ -39,7 +40,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self.fast: dict[str, Any] = {}  # what models/kernels keeps for these weights; emptied when they move
+        # Rotary tables, which a captured graph may read, and what models/kernels keeps; emptied when the weights move.
+        self.fast: dict[str, Any] = {}
 
     @property
     def device(self) -> torch.device:
@@ -52,7 +54,7 @@ class Transformer(nn.Module):
     def predict(self, tokens: Int[Tensor, "b n"], *, block_size: int | None = None, **asked: Any) -> Prediction:
         block_size = (block_size or self.spec.block_size) if self.spec.causal else None
         inputs = PassInputs.of(tokens, block_size=block_size, **asked)
-        assert inputs.plan.self_contained or inputs.cache is not None
+        self._check(inputs)
         if inputs.attention_layers is not None or inputs.shadow is not None:
             return self._predict_more(inputs)
         if inputs.cache is not None:
@@ -66,14 +68,15 @@ class Transformer(nn.Module):
 
     def predict_plainly(self, inputs: PassInputs) -> Prediction:
         """A pass without kernels. Rows that differ much in size are packed, since padding would cost more."""
-        plan, cache, length, everything = inputs.plan, inputs.cache, inputs.length, None
-        seen, slots = None if plan.self_contained else cache, None if cache is None else cache.index
-        if sum(plan.sizes) <= _WORTH_PACKING * plan.padded:
-            packing = Packing.of(plan.spans, sum(plan.sizes), self.device)
+        plan, cache, length = inputs.plan, inputs.cache, inputs.length
+        seen = None if plan.self_contained else cache
+        slots = None if cache is None else cache.index
+        packs = sum(plan.sizes) <= _WORTH_PACKING * plan.padded
+        packing = Packing.of(plan.spans, sum(plan.sizes), self.device) if packs else None
+        if packing is not None:
             tokens, positions = packing.packed(inputs.tokens), packing.position[:, None]
             slots = None if slots is None else slots[packing.row]
             attend = Packed(self.shape, plan, seen, block_size=inputs.block_size)
-            everything = packing.places(plan.positions) if inputs.states else None
             feeding = packing.places((plan.positions if inputs.at is None else inputs.at) - self.shift)
         else:
             mask = visible_mask(plan, length, block_size=inputs.block_size)
@@ -85,7 +88,8 @@ class Transformer(nn.Module):
         found = self.forward(tokens, positions, attend, length=length, cache=cache, slots=slots, kept=kept)
         if not inputs.states:
             return Prediction(logits=self.logits_of(found))
-        return Prediction(logits=self.logits_of(picked(found, feeding)), states=picked(found, everything))
+        states = found if packing is None else picked(found, packing.places(plan.positions))
+        return Prediction(logits=self.logits_of(picked(found, feeding)), states=states)
 
     def _predict_more(self, inputs: PassInputs) -> Prediction:
         """Predictions with attention maps or shadows, over whole canvases."""
@@ -124,8 +128,7 @@ class Transformer(nn.Module):
         Keys and values are written to the cache, in these slots. Behind the attention of the last layer only the places
         `kept` are computed (None: all).
         """
-        ops, rounded = ops or self._ops(), 1 << (length - 1).bit_length()
-        table = rotary_table(self.shape.head_width, self.shape.rope_theta, rounded, self.device)
+        ops, table = ops or self._ops(), self._table(1 << (length - 1).bit_length())
         x, update = self.embedding(tokens), None
         for layer, block in enumerate(self.layers()):
             x, normed = ops.add_norm(x, update, block.attention_norm)
@@ -162,6 +165,24 @@ class Transformer(nn.Module):
     def _ops(self) -> LayerOps:
         kernels = fast_module("unmask.models.kernels.ops", self.device)
         return LayerOps() if kernels is None else kernels.layer_ops(self)
+
+    def _table(self, length: int) -> Float[Tensor, "2 n d"]:
+        """The rotary table of that many positions; to all threads the same."""
+        name = f"rotary {length}"
+        if (table := self.fast.get(name)) is None:
+            made = rotary_table(self.shape.head_width, self.shape.rope_theta, length, self.device)
+            table = self.fast.setdefault(name, made)
+        return table
+
+    def _check(self, inputs: PassInputs) -> None:
+        """Refuse, in one line, a prediction that has no meaning."""
+        if inputs.cache is not None and (inputs.attention_layers is not None or inputs.shadow is not None):
+            raise UnmaskError("attention maps and shadow predictions need the whole canvas: they go with no cache")
+        if inputs.cache is None and not inputs.plan.self_contained:
+            raise UnmaskError("a pass over part of a canvas needs a cache that a whole pass has filled")
+        if inputs.shadow is not None and self.spec.shifted:
+            reason = "predicts a position from the one before it"
+            raise UnmaskError(f"{self.spec.family} {reason}, so it has no shadow predictions")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
         self.fast = {}

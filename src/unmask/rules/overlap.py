@@ -15,6 +15,7 @@ Every figure depends on its own two rows only, bit for bit: not on the batch, th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float
@@ -30,8 +31,8 @@ _LN2 = math.log(2.0)
 # torch may share one sum among threads, and the rounding would depend on how many there are.
 _TILE = 16_384
 
-# Numbers in one temporary; one row beside all others may need more. On a CPU: what stays in the caches, yet is worth
-# waking the threads for. Elsewhere: what makes a launch worth its while.
+# Numbers in one temporary. On a CPU: what stays in the caches, yet is worth waking the threads for, and at most 16 MiB.
+# Elsewhere: what makes a launch worth its while.
 _SCRATCH_PER_THREAD, _SCRATCH_CPU, _SCRATCH_ACCELERATOR = 2**20, 2**22, 2**24
 
 
@@ -54,6 +55,8 @@ def pairwise_overlap(
     Positions that are not `masked` have no influence, whatever they hold, and an overlap of 0, also with themselves.
     `vocabulary=K` compares every row's K best tokens and merges the rest; see `truncation_error`.
     """
+    if vocabulary is not None:
+        checked("vocabulary", vocabulary, least=1)
     rows, is_open = _flat(logits, masked)
     truncated = vocabulary is not None and vocabulary < rows.shape[-1]
     parts = []
@@ -73,6 +76,7 @@ def truncation_error(logits: Float[Tensor, "*batch m v"], *, vocabulary: int) ->
 
     It is what the merged rest contributes, and so at most (e_i + e_j) / 2, e being a row's probability of the rest.
     """
+    checked("vocabulary", vocabulary, least=1)
     rows, is_open = _flat(logits, None)
     rest = _merge_rest(_wide_probabilities(rows), is_open, vocabulary)[..., :1]
     return _overlaps(rest).reshape(*logits.shape[:-1], logits.shape[-2])
@@ -93,7 +97,6 @@ def _merge_rest(p: Float[Tensor, "n m v"], is_open: Bool[Tensor, "n m"], vocabul
 
     The shape depends on no value: a token that is among the best of several rows leaves zeros where it is repeated.
     """
-    checked("vocabulary", vocabulary, least=1)
     n, m, v = p.shape
     never = v  # one more token, of probability 0
     p = aligned(pad(p, (0, 1)))
@@ -115,16 +118,15 @@ def _overlaps(p: Float[Tensor, "n m v"]) -> Float[Tensor, "n m m"]:
     p.clamp_(min=torch.finfo(p.dtype).tiny)
     log_p = p.log()
     total = p.new_zeros(n, m, m)
-    # The upper triangle, some rows at a time, each with those from the first of them on.
-    strip = n * m * min(_TILE, v)
-    rows = max(1, min(m, _scratch_size(p) // max(1, strip)))
-    scratch = p.new_empty(3, rows * strip)
+    width = min(_TILE, v)
+    pairs = max(1, _scratch_size(p) // max(1, n * width))
+    scratch = p.new_empty(3, n * min(pairs, m * m) * width)
     for start in range(0, v, _TILE):
         tile = slice(start, start + _TILE)
-        for top in range(0, m, rows):
-            some = slice(top, top + rows)
-            one, other = (slice(None), some, None, tile), (slice(None), None, slice(top, m), tile)
-            total[:, some, top:] += _terms(p[one], p[other], log_p[one], log_p[other], scratch).sum(-1)
+        for left, right in _rectangles(m, pairs):
+            one, other = (slice(None), left, None, tile), (slice(None), None, right, tile)
+            terms = _terms(p[one], p[other], log_p[one], log_p[other], scratch)
+            total[:, left, right].add_(terms.sum(-1))
     upper = total.triu_(1)
     return (upper + upper.mT).div_(2.0 * _LN2).clamp_(max=1.0)
 
@@ -138,6 +140,15 @@ def _terms(p: Tensor, q: Tensor, log_p: Tensor, log_q: Tensor, scratch: Tensor) 
     torch.div(smaller, work, out=terms).log1p_().mul_(work)
     torch.sub(log_p, log_q, out=work).abs_()
     return terms.addcmul_(smaller, work)
+
+
+def _rectangles(m: int, pairs: int) -> Iterator[tuple[slice, slice]]:
+    """Ranges of rows and columns, of at most `pairs` pairs each, that cover the upper triangle."""
+    height = max(1, pairs // max(1, m))
+    width = max(1, pairs // height)
+    for top in range(0, m, height):
+        for left in range(top + (height == 1), m, width):
+            yield slice(top, min(top + height, m)), slice(left, min(left + width, m))
 
 
 def _scratch_size(like: Tensor) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
@@ -58,10 +58,11 @@ def _check(messages: list[dict[str, Any]]) -> None:
     if not isinstance(messages, list) or not messages:
         raise UnmaskError(f"messages must be a list of at least one message, got {messages!r}")
     for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise UnmaskError(f"message {number} must have a role and a content, got {message!r}")
         for key in ("role", "content"):
-            value = message.get(key) if isinstance(message, Mapping) else None
-            if not isinstance(value, str):
-                raise UnmaskError(f"message {number} must have a {key} that is a string, got {value!r}")
+            if not isinstance(message.get(key), str):
+                raise UnmaskError(f"message {number} must have a {key} that is a string, got {message.get(key)!r}")
 
 
 def answer(order: dict[str, Any]) -> dict[str, str]:
@@ -95,10 +96,14 @@ def _compile(template: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_TransparentGeneration, "jinja2.ext.loopcontrols"]
     )
-    # jinja2's own filter escapes for HTML, which no model was trained on.
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.filters["tojson"] = _tojson
     functions = {"raise_exception": _raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment.from_string(template, globals=functions)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # jinja2's own filter escapes for HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -7,6 +7,7 @@ one line each.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +23,9 @@ from unmask.models.checkpoint.weights import files_of
 TINY = Path(__file__).parents[1] / "tiny"
 BUILT_IN = ("tiny", "toy")
 DATA_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+_HUB_PAGE = re.compile(
+    r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/]+/[^/?#]+)(/(tree|blob|resolve)/(?P<revision>[^/?#]+))?"
+)
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_HEADER = 100_000_008  # bytes; safetensors refuses more
 SAMPLES, SAMPLE_BYTES = 16, 64 * 1024
@@ -41,6 +45,9 @@ def checkpoint_folder(
         if revision is not None:
             raise UnmaskError(f"revision={revision!r} applies to names on the hub, but {name!r} is a folder here")
         return _checked(path)
+    if found := _HUB_PAGE.match(name):
+        at = f" and the revision {found['revision']}" if found["revision"] else ""
+        raise CheckpointError(f"{name}: is an address; give the name on the hub, {found['name']}{at}")
     if "://" in name:
         raise CheckpointError(f"{name}: is an address; give the name on the hub, OWNER/NAME")
     if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2:
@@ -81,14 +88,18 @@ def _download(name: str, revision: str | None, **access: Any) -> Path:
 
 def _reason(error: Exception, revision: str | None) -> str:
     match error:
+        case hub_errors.HFValidationError():
+            return "it is neither a folder here nor a possible name on the hub"
         case hub_errors.GatedRepoError():
             return "it is gated; accept its terms on its hub page, and set HF_TOKEN (in Python, token= does too)"
-        case hub_errors.HFValidationError() | hub_errors.RepositoryNotFoundError():
+        case hub_errors.RepositoryNotFoundError():
             return "it is neither a folder here nor a repository on the hub that this token may read"
         case hub_errors.RevisionNotFoundError():
             return f"the repository has no revision {revision!r}"
         case hub_errors.OfflineModeIsEnabled() | hub_errors.LocalEntryNotFoundError():
             return "it is neither a folder here nor in the cache, and the hub cannot be reached (offline?)"
+        case hub_errors.HfHubHTTPError():
+            return f"the hub answered: {one_line(error)}"
         case _:
             return f"the download failed: {one_line(error)}"
 
@@ -96,8 +107,8 @@ def _reason(error: Exception, revision: str | None) -> str:
 def fingerprint(name: str, *, revision: str | None = None) -> str:
     """Which weights a result was made with, by the name that `unmask.load` takes: of another checkpoint, another hash.
 
-    Config and tokenizer files are covered whole. Weights are not, so that 16 GB take no longer than 1 GB: a training
-    step changes nearly all samples.
+    Config and tokenizer files are covered whole. Weights are not, so that 16 GB take no longer than 1 GB: the hash
+    covers a file's size, its header and samples spread over the rest. A training step changes nearly all samples.
     """
     if name == "toy":  # made from a fixed seed
         return name

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.errors import UnmaskError, check_known, one_line
+from unmask.errors import CheckpointError, UnmaskError, check_known, one_line
 from unmask.models.base import LoadedModel, MaskedLM, ModelSpec
 from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.folder import checkpoint_folder
@@ -58,12 +58,14 @@ def load_model(
 
         return load_toy(device=place, dtype=wanted or torch.float32)
     folder = checkpoint_folder(name, revision=revision, token=token, cache_dir=cache_dir)
+    if not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder}: there is no config.json, so this is not a checkpoint")
     config = Config.read(folder / "config.json")
     family = family_of(config)
     if "quantization_config" in config.values:
         raise config.error("quantised checkpoints are not supported (quantization_config)")
     weights, codec = Weights(folder, on_bytes), TextCodec.from_folder(folder)
-    spec = _checked_spec(family.spec(config, codec, name), folder, config, codec)
+    spec = _checked_spec(family.spec(config, codec, name), folder, config, codec, len(weights.stored))
     named = str(config.get("dtype", config.get("torch_dtype"))).removeprefix("torch.")
     default = DTYPES.get(named, weights.dtype()) if place.type == "cuda" else torch.float32
     try:
@@ -85,8 +87,8 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _checked_spec(spec: ModelSpec, folder: Path, config: Config, codec: TextCodec) -> ModelSpec:
-    """The family's spec with what the folder's files recommend, if model and tokenizer go together."""
+def _checked_spec(spec: ModelSpec, folder: Path, config: Config, codec: TextCodec, tensors: int) -> ModelSpec:
+    """The family's spec with what the folder's files recommend, if config, tokenizer and weights go together."""
     generation = Config.read(folder / "generation_config.json", optional=True)
     for key, field in {"max_new_tokens": "max_tokens", "block_length": "block_size"}.items():
         if key in generation.values:
@@ -94,8 +96,9 @@ def _checked_spec(spec: ModelSpec, folder: Path, config: Config, codec: TextCode
     if codec.highest_id >= spec.vocab_size:
         ends = f"the vocabulary ends at {spec.vocab_size}"
         raise config.error(f"the tokenizer has ids up to {codec.highest_id}, but {ends}")
-    if spec.n_layers > MOST_LAYERS:
-        raise config.error(f"it asks for {spec.n_layers} layers, and {MOST_LAYERS} are the most")
+    if spec.n_layers > min(tensors, MOST_LAYERS):
+        stored = f"the weights are {tensors} tensors, and {MOST_LAYERS} layers are the most"
+        raise config.error(f"it asks for {spec.n_layers} layers, but {stored}")
     names = spec.name, str(folder.resolve()), config.get("_name_or_path", "")
     return replace(spec, converses=_converses(codec, *names))
 

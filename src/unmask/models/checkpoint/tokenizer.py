@@ -61,9 +61,11 @@ class TextCodec:
         config = Config.read(folder / "tokenizer_config.json", optional=True)
         named = Config.read(folder / "special_tokens_map.json", optional=True).values | config.values
         special_tokens, template = _special_tokens(named), _chat_template(folder, config)
-        with _library_errors(folder, Exception):
-            if (folder / "tokenizer.json").exists():
-                tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        path = folder / "tokenizer.json"
+        parts = f"{folder}: vocab.json and merges.txt make no tokenizer"
+        with _library_errors(f"{path}: is not a tokenizer" if path.exists() else parts, Exception):
+            if path.exists():
+                tokenizer = Tokenizer.from_file(str(path))
             elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
                 tokenizer = _byte_bpe(folder, _added_tokens(folder, config, special_tokens))
             else:
@@ -74,7 +76,7 @@ class TextCodec:
         """Ids of a text, in which special tokens are recognised; `special` adds what the tokenizer puts around it."""
         try:
             self._check_growth(len(text))
-            with _library_errors("the tokenizer"):
+            with _library_errors("the tokenizer: its files make no working tokenizer"):
                 if len(text) > _LONG:
                     return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
                 return self._tokenizer.encode(text, add_special_tokens=special).ids
@@ -85,7 +87,7 @@ class TextCodec:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids, special tokens left out unless they are wanted, and nothing tidied up."""
         self._check_growth(len(ids) * self._longest)
-        with _library_errors("the tokenizer"):
+        with _library_errors("the tokenizer: its files make no working tokenizer"):
             return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
 
     def token_text(self, token_id: int) -> str:
@@ -119,7 +121,7 @@ class TextCodec:
 
 
 @contextmanager
-def _library_errors(what: Path | str, kinds: type[Exception] | tuple[()] = ()) -> Generator[None]:
+def _library_errors(problem: str, kinds: type[Exception] | tuple[()] = ()) -> Generator[None]:
     """Make one line of such errors of the library, and of its panics, which are no Exceptions."""
     try:
         yield
@@ -127,7 +129,7 @@ def _library_errors(what: Path | str, kinds: type[Exception] | tuple[()] = ()) -
         raise
     except BaseException as error:
         if isinstance(error, kinds) or type(error).__name__ == "PanicException":
-            raise CheckpointError(f"{what}: its files make no working tokenizer: {one_line(error)}") from error
+            raise CheckpointError(f"{problem}: {one_line(error)}") from error
         raise
 
 

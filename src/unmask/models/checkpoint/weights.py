@@ -6,7 +6,9 @@ refused before memory is taken. Then every tensor is copied straight to its plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from os.path import isfile  # unlike Path's, false for a name that no file can have
@@ -28,7 +30,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "
 class Stored:
     """A tensor that lies in a file."""
 
-    file: Any  # as safe_open gives it
+    path: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -38,7 +40,7 @@ class Stored:
 
 
 class Weights:
-    """Everything stored in a folder, by name. Files stay open, and are mapped into memory."""
+    """Everything stored in a folder, by name. One file at a time is open, and mapped into memory."""
 
     def __init__(self, folder: Path, on_bytes: Callable[[int, int], None]) -> None:
         self.folder, self.on_bytes = folder, on_bytes
@@ -46,8 +48,11 @@ class Weights:
         self._read, self._total = 0, sum(entry.nbytes for entry in self.stored.values())
 
     def dtype(self) -> torch.dtype:
-        """The dtype of the largest tensor."""
-        return max(self.stored.values(), key=lambda entry: entry.nbytes).dtype
+        """The dtype of most numbers."""
+        sizes: Counter[torch.dtype] = Counter()
+        for entry in self.stored.values():
+            sizes[entry.dtype] += prod(entry.shape)
+        return max(sizes, key=sizes.__getitem__, default=torch.float32)
 
     def check(self, slots: Mapping[str, Tensor]) -> None:
         """Refuse a checkpoint that does not hold exactly the tensors that the model has."""
@@ -63,10 +68,13 @@ class Weights:
     @torch.no_grad()
     def fill(self, slots: Mapping[str, Tensor]) -> None:
         """Copy every tensor to its place, converting dtype and device on the way; `on_bytes` hears of each."""
-        for name, slot in slots.items():
-            slot.copy_(self.stored[name].file.get_tensor(name))
-            self._read += self.stored[name].nbytes
-            self.on_bytes(self._read, self._total)
+        for path in sorted({self.stored[name].path for name in slots}):
+            with _opened(path) as file:
+                for name, slot in slots.items():
+                    if self.stored[name].path == path:
+                        slot.copy_(file.get_tensor(name))
+                        self._read += self.stored[name].nbytes
+                        self.on_bytes(self._read, self._total)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -75,6 +83,12 @@ def files_of(folder: Path) -> list[Path]:
         return _shards(folder)
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    if found:
+        problem = f"there are {len(found)} safetensors files but no {_INDEX} to say how they belong together"
+        raise CheckpointError(f"{folder}: {problem}")
     if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
         raise CheckpointError(
             f"{folder}: {pickles[0]} is a pickle, and reading one can run any code; convert it where you trust it: "
@@ -96,20 +110,28 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _header(path: Path) -> Iterator[tuple[str, Stored]]:
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118  (not a mapping)
+            part = file.get_slice(name)
+            dtype = _DTYPES.get(part.get_dtype())
+            if dtype is None:
+                problem = f"tensor {name} is {part.get_dtype()}; quantised checkpoints are not supported"
+                raise CheckpointError(f"{path}: {problem}")
+            yield name, Stored(path=path, shape=tuple(part.get_shape()), dtype=dtype)
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Any]:
     try:
-        file: Any = safe_open(str(path), framework="pt")
+        with safe_open(str(path), framework="pt") as file:
+            yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: is damaged or not a safetensors file: {one_line(error)}") from error
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "unable to mmap" not in str(error):  # torch maps the file once more
+            raise
         size = f"{path.stat().st_size / 2**30:.2f} GiB"
         raise OutOfMemory(f"{path}: {size} cannot be mapped into memory; use a checkpoint in smaller files") from error
-    for name in file.keys():  # noqa: SIM118  (not a mapping)
-        part = file.get_slice(name)
-        dtype = _DTYPES.get(part.get_dtype())
-        if dtype is None:
-            problem = f"tensor {name} is {part.get_dtype()}; quantised checkpoints are not supported"
-            raise CheckpointError(f"{path}: {problem}")
-        yield name, Stored(file=file, shape=tuple(part.get_shape()), dtype=dtype)
 
 
 def _listed(names: Iterable[str], kind: str = "tensor") -> str:

@@ -19,6 +19,10 @@ _ELSEWHERE = {
     "sdarmoe": "SDAR-MoE, a mixture of experts: SGLang runs it",
     "diffusiongemma": "DiffusionGemma, which does not fill masks: SGLang runs it, with an algorithm of its own",
 }
+_MULTI_MODAL = {"vision_config", "vision_tower", "mm_vision_tower", "audio_config"}
+# How an autoregressive model shows: by its model_type or by its class, and it has no mask token.
+_CAUSAL = ("llama", "qwen", "mistral", "mixtral", "gemma", "phi", "gpt", "olmo", "falcon", "deepseek", "opt", "bloom")
+_CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 
 
 def family_of(config: Config) -> Family:
@@ -28,15 +32,28 @@ def family_of(config: Config) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise config.error(f"model_type must name a model family, got {shown(kind)}")
-    name, names = kind.lower(), families.names()
+    name = kind.lower()
     if name == "llada" and "num_experts" in config.values:  # LLaDA-MoE has the model_type of the dense LLaDA
         name = "llada_moe"
-    if name not in names:
-        letters = "".join(filter(str.isalnum, name))
-        unknown = f"no masked diffusion family that is known here: {', '.join(names)}; a plug-in may add it"
-        reasons = (reason for beginning, reason in _ELSEWHERE.items() if letters.startswith(beginning))
-        raise config.error(f"model_type {shown(kind)} is {next(reasons, unknown)}")
+    if (reason := _reason_to_refuse(name, config)) is not None:
+        raise config.error(f"model_type {shown(kind)} is {reason}")
     family = families.find(name)()
     if not isinstance(family, Family):
         raise CheckpointError(f"the plug-in for model family {name!r} lacks spec, build or slots")
     return family
+
+
+def _reason_to_refuse(name: str, config: Config) -> str | None:
+    known, letters = name in families.names(), "".join(filter(str.isalnum, name))
+    elsewhere = [reason for beginning, reason in _ELSEWHERE.items() if letters.startswith(beginning)]
+    if elsewhere and not known:
+        return elsewhere[0]
+    if _MULTI_MODAL & config.values.keys():
+        return "a multi-modal model: this project runs text models only"
+    if known:
+        return None
+    classes = str(config.get("architectures"))
+    causal = letters.startswith(_CAUSAL) or any(ending in classes for ending in _CAUSAL_CLASSES)
+    if causal and "mask_token_id" not in config.values:
+        return "an autoregressive model: this project decodes masked diffusion models only"
+    return f"no masked diffusion family that is known here: {', '.join(families.names())}; a plug-in may add it"

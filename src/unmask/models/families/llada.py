@@ -27,7 +27,6 @@ class LLaDA(TransformerFamily):
         "layer_norm_with_affine": (True,),
         "bias_for_layer_norm": (False,),
         "attention_layer_norm": (False,),
-        "multi_query_attention": (False,),
         "input_emb_norm": (False,),
         "activation_type": ("silu", "swiglu"),  # two words for the gated unit that this block type always has
         "include_bias": (False,),
@@ -52,12 +51,16 @@ class LLaDA(TransformerFamily):
 
     def sizes(self, config: Config) -> TransformerShape:
         width, n_heads, vocab_size = config.whole("d_model"), config.whole("n_heads"), config.whole("vocab_size")
+        shared = config.flag("multi_query_attention", False)
+        n_kv_heads = config.whole("n_kv_heads", 1 if shared else n_heads)
+        if shared and n_kv_heads != 1:
+            raise config.error(f"multi_query_attention is true, but n_kv_heads is {n_kv_heads}")
         return TransformerShape(
             width=width,
             hidden=config.whole("mlp_hidden_size", round(config.number("mlp_ratio", 4) * width)),
             n_layers=config.whole("n_layers"),
             n_heads=n_heads,
-            n_kv_heads=config.whole("n_kv_heads", n_heads),
+            n_kv_heads=n_kv_heads,
             head_width=width // n_heads,
             vocab_size=config.whole("embedding_size", vocab_size, low=vocab_size),
             rope_theta=config.number("rope_theta", 10000.0),

@@ -18,6 +18,6 @@ def next_power(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+def run_here(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Run a Triton kernel on the current device. To a type checker, its own call has other parameters."""
     kernel[grid](*arguments, **options)

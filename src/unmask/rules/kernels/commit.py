@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unmask.rules.kernels import launch, next_power, serves
+from unmask.rules.kernels import next_power, run_here, serves
 from unmask.rules.kernels import overlap as pairs
 from unmask.rules.kernels.overlap import FIGURES
 from unmask.rules.mean_field import MeanFieldCommit, Parameters
@@ -186,18 +186,18 @@ def commit_open(
     with torch.cuda.device_of(logits):  # a launch goes to the current device
         strides = logits.stride(0), logits.stride(1)
         read = logits, is_open, of_pieces, column_of, count, *strides, m, k, v
-        launch(pairs.piece_figures, (pieces, m, b), *read, K=next_power(k), W=piece, num_warps=2)
-        launch(pairs.row_figures, (m, b), of_pieces, count, figures, m, pieces, P=next_power(pieces), num_warps=1)
+        run_here(pairs.piece_figures, (pieces, m, b), *read, K=next_power(k), W=piece, num_warps=2)
+        run_here(pairs.row_figures, (m, b), of_pieces, count, figures, m, pieces, P=next_power(pieces), num_warps=1)
         # Left alone, the compiler takes half as many registers again: fewer programs share a multiprocessor.
         options = {"num_warps": 1, "maxnreg": 96 if logits.element_size() == 2 else 128}
         compared = logits, column_of, count, figures, sums, *strides, m, v, chunk
-        launch(pairs.pair_sums, (tiles, chunks, b), *compared, WHOLE=v % pairs.STEP.value == 0, **options)
+        run_here(pairs.pair_sums, (tiles, chunks, b), *compared, WHOLE=v % pairs.STEP.value == 0, **options)
         options = {"CHUNKS": chunks, "BLOCK": min(128, next_power(chunks)), "num_warps": 4}
-        launch(pairs.pair_overlaps, (2, tiles, b), sums, count, overlap, m, width, tiles, **options)
+        run_here(pairs.pair_overlaps, (2, tiles, b), sums, count, overlap, m, width, tiles, **options)
         size, whole = padded_size(m, k), next_power(k)
         at_a_time = min(size, max(1, last // size))
         sizes = {"M": size, "M_ROWS": at_a_time, "K": whole, "K_ROWS": min(whole, max(1, last // whole))}
-        launch(
+        run_here(
             commit_rows if at_a_time == size else commit_rows_in_parts,
             (b,),
             *(is_open, column_of, count, figures, overlap),

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unmask.rules.kernels import launch, next_power, serves
+from unmask.rules.kernels import next_power, run_here, serves
 
 _PIECE = 4096  # tokens of a row that one program reads; it depends on no other size
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -163,8 +163,8 @@ def best_token(logits: Tensor, *, piece: int = _PIECE) -> Tensor | NotImplemente
     best, token = (rows.new_empty((n, pieces), dtype=dtype) for dtype in (torch.float32, torch.int32))
     out = rows.new_empty(n, dtype=torch.long)
     with torch.cuda.device_of(rows):
-        launch(piece_best, (n, pieces), rows, best, token, rows.stride(0), v, W=piece, num_warps=4)
-        launch(row_best, (n,), best, token, out, pieces, P=next_power(pieces), num_warps=1)
+        run_here(piece_best, (n, pieces), rows, best, token, rows.stride(0), v, W=piece, num_warps=4)
+        run_here(row_best, (n,), best, token, out, pieces, P=next_power(pieces), num_warps=1)
     return out.reshape(logits.shape[:-1])
 
 
@@ -185,10 +185,10 @@ def _figure(
     out = rows.new_empty((n, 2) if kind == "best two" else (n,), dtype=torch.float32)
     with torch.cuda.device_of(rows):  # a launch goes to the current device
         flags = {"SPREAD": kind == "entropy", "SECOND": kind == "best two"}
-        launch(piece_parts, (n, pieces), rows, parts, rows.stride(0), v, **flags, W=piece, num_warps=4)
+        run_here(piece_parts, (n, pieces), rows, parts, rows.stride(0), v, **flags, W=piece, num_warps=4)
         flags = {"PROBABILITY": kind == "probability", "ENTROPY": kind == "entropy"}
         given = rows, rows if tokens is None else tokens, parts, out, rows.stride(0), v, pieces
-        launch(row_figure, (n,), *given, **flags, P=next_power(pieces), num_warps=1)
+        run_here(row_figure, (n,), *given, **flags, P=next_power(pieces), num_warps=1)
     return out.reshape((*logits.shape[:-1], *out.shape[1:])).to(dtype or logits.dtype)
 
 
