@@ -311,10 +311,11 @@ def test_the_command_prints_one_format_and_writes_all(study, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "png"], "unknown format without --out 'png'; known: csv, json, latex, markdown, terminal"),
-        (["--format", "odt"], "unknown format without --out 'odt'; known: csv, json, latex, markdown, terminal"),
+        (["--format", "png"], "png needs --out DIR: a figure cannot be printed"),
+        (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, pdf, png, svg, terminal"),
         (["--format", "csv", "--format", "json"], "one format can be printed, got csv, json; --out DIR writes several"),
-        (["--out", "here", "--format", "terminal"], "unknown format 'terminal'; known: csv"),
+        (["--out", "here", "--format", "terminal"], "unknown file format 'terminal'; known: csv"),
+        (["--out", __file__], "test_render.py: it is a file"),
     ],
 )
 def test_a_wrong_format_is_one_line(study, flags, message, capsys):

@@ -106,15 +106,22 @@ class Report:
         }
 
 
-def report(runs: Sequence[Path | str], *, out: Path | None = None, formats: Sequence[str] = ()) -> Report:
+def report(runs: Sequence[Path | str], *, out: Path | str | None = None, formats: Sequence[str] = ()) -> Report:
     """Read runs and make their tables; with `out`, also write them there: as USUAL, or in these formats."""
-    kind, known = ("format", FORMATS) if out else ("format without --out", ("terminal", *TEXTS, "json"))
-    check_known(kind, formats, known)
-    if out is None and len(formats) > 1:
-        raise UnmaskError(f"one format can be printed, got {', '.join(formats)}; --out DIR writes several")
+    if out is None:
+        check_known("format", formats, ("terminal", *FORMATS))
+        for form in formats:
+            if form in plots.FILES:
+                raise UnmaskError(f"{form} needs --out DIR: a figure cannot be printed")
+        if len(formats) > 1:
+            raise UnmaskError(f"one format can be printed, got {', '.join(formats)}; --out DIR writes several")
+    else:
+        check_known("file format", formats, FORMATS)
+        if Path(out).exists() and not Path(out).is_dir():
+            raise UnmaskError(f"cannot write a report to {out}: it is a file")
     made = Report(read_runs([Path(path) for path in runs]))
     if out is not None:
-        _write(made, out, formats or USUAL)
+        _write(made, Path(out), formats or USUAL)
     return made
 
 
