@@ -162,7 +162,7 @@ def test_the_version_is_shown(capsys):
 def test_help_tells_every_default(capsys):
     assert run(["generate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for default in ("0", "1.0", "32", "no-early-stop", "block"):
+    for default in ("0", "1", "32", "false", "true", "block"):
         assert f"[default: {default}]" in text
 
 
@@ -210,7 +210,7 @@ def test_an_interrupted_answer_leaves_the_conversation_as_it_was(typed, capsys, 
 
 WRONG = {
     "empty policy": (["generate", "x", "--policy", ""], "unknown policy ''"),
-    "empty prompt among others": (["generate", "x", ""], "or an empty one"),
+    "empty prompt among others": (["generate", "x", ""], "prompt 2 of 2 is empty"),
     "policy name as a field": (["generate", "x", "--set", "name=random"], "KEY=VALUE"),
     "chat and infill": (["generate", "x", "--chat", "--infill"], "exclude each other"),
     "length of an infilled text": (
@@ -221,7 +221,8 @@ WRONG = {
     "unknown policy field": (["generate", "x", "--set", "treshold=1"], "did you mean 'threshold'?"),
     "policy field out of range": (["generate", "x", "--set", "threshold=7"], "--set threshold must be"),
     "policy field without a value": (["generate", "x", "--set", "threshold"], "KEY=VALUE"),
-    "setting as a policy field": (["generate", "x", "--set", "max_tokens=5"], "unknown parameter of mean_field"),
+    "policy field twice": (["generate", "x", "--set", "threshold=.5", "--set", "threshold=.6"], "given twice"),
+    "setting as a policy field": (["generate", "x", "--set", "max_tokens=5"], "give --max-tokens 5"),
     "unknown flag": (["generate", "x", "--max-token", "5"], "--max-tokens"),
     "not a number": (["generate", "x", "--temperature", "hot"], "--temperature"),
     "no number, by its value": (["generate", "x", "--temperature", "hot"], "'hot'"),

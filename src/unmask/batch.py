@@ -167,6 +167,8 @@ def _check_files(source: Path, target: Path) -> None:
         raise UnmaskError("a batch can be taken up again, so it reads and writes files: - is not supported")
     if not source.is_file():
         raise UnmaskError(f"cannot read {source}: there is no such file")
+    if target.exists() and not target.is_file():
+        raise UnmaskError(f"cannot write {target}: it is there, and it is no file")
     if target.exists() and target.samefile(source):
         raise UnmaskError(f"{source} is input and output; choose another output file")
 

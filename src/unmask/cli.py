@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import FunctionType
@@ -27,7 +28,7 @@ from unmask.commands import bench
 from unmask.commands.evaluate import eval_, policies, report
 from unmask.commands.generate import chat, generate
 from unmask.commands.serve import batch, play, serve, view
-from unmask.errors import Interrupted, UnmaskError, WrongOption, check_known
+from unmask.errors import Interrupted, UnknownName, UnmaskError, WrongOption, check_known
 from unmask.options import checked, hints_of, kind_of, read_mapping
 
 COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command, or to learn how
@@ -35,6 +36,7 @@ _FLAG_COLUMN = 24  # letters of a flag beside its text; a longer one has its own
 _KEYWORD = re.compile(
     r"(?<![\w'\"-])(\w+)=('[^']*'|[\w.]+)"
 )  # an option and its value in a message, as Python has them
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text (in quotes)", Path: "a path"}
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
@@ -109,16 +111,27 @@ def _flags_of(given: Any) -> dict[str, click.Parameter]:
 def _flag(name: str, declared: Field[Any], hint: Any, default: Any) -> click.Parameter:
     """The flag or argument of a field or parameter with that type and default."""
     (kind, several), about = kind_of(hint), declared.metadata
-    names, metavar, text = about["names"], about["metavar"], about["help"]
+    names, metavar = about["names"], about["metavar"]
     if names and names[0].isupper():
         metavar, required = names[0] + "..." * several, default is MISSING
         how: dict[str, Any] = {"nargs": -1 if several else 1, "metavar": metavar if required else f"[{metavar}]"}
-        return click.Argument([name], type=_Value(kind), required=required, help=text, **how)
-    how = {"default": default, "help": text, "show_default": True}
+        return click.Argument([name], type=_Value(kind), required=required, help=about["help"], **how)
+    how = {"default": default, "help": about["help"] + _default_in_words(default, names)}
     if kind is bool:
         return click.Option([name, *(names or [f"--{_word(name)}/--no-{_word(name)}"])], is_flag=True, **how)
     value = _Value(kind, **about["bounds"])
     return click.Option([name, *(names or [f"--{_word(name)}"])], type=value, metavar=metavar, multiple=several, **how)
+
+
+def _default_in_words(default: Any, names: Sequence[str]) -> str:
+    """The default as the help page has it; of a flag that can only be turned on, and of no value, nothing."""
+    if default in (None, "", ()) or (default is False and len(names) == 1):
+        return ""
+    shown = [
+        str(each).lower() if isinstance(each, bool) else f"{each:g}" if isinstance(each, float) else str(each)
+        for each in (default if isinstance(default, tuple) else [default])
+    ]
+    return f" [default: {', '.join(shown)}]"
 
 
 def _word(name: str) -> str:
@@ -126,40 +139,60 @@ def _word(name: str) -> str:
 
 
 class _Value(click.ParamType):
-    """A value as it is typed."""
+    """A value as it is typed, or as a YAML file has it."""
 
     def __init__(self, kind: Any, **bounds: Any) -> None:
         self.kind, self.bounds, self.name = kind, bounds, _METAVARS[kind]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        flag = param.opts[0] if param else ""
+        name, flag = (param.name or "", param.opts[0]) if param else ("", "")
+        text = str(value) if self.kind in (int, float) else value  # of YAML, 1.5 and true are no whole numbers
         try:
-            found = self.kind(value)
-        except ValueError as error:
-            wanted = "a whole number" if self.kind is int else "a number"
-            hint = "; the flag may be repeated" if getattr(param, "multiple", False) else ""
-            raise WrongOption(flag, f"must be {wanted}, got {value!r:.80}{hint}") from error
-        return checked(flag, found, **self.bounds)
+            if isinstance(text, str | self.kind):
+                return checked(name, self.kind(text), **self.bounds)
+        except WrongOption as error:
+            raise WrongOption(flag, error.problem) from error
+        except UnmaskError:
+            raise
+        except ValueError:
+            pass
+        repeated = "; the flag may be repeated" if "," in str(value) and getattr(param, "multiple", False) else ""
+        raise WrongOption(flag, f"must be {_WANTED[self.kind]}, got {value!r:.80}{repeated}")
 
 
 def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Make what the file says the defaults of the command's flags, as if it were typed."""
+    """Make what the file says the defaults of the command's flags."""
     if path is None:
         return
     flags = {
         _word(flag.name): flag for flag in ctx.command.params if isinstance(flag, click.Option) and flag is not param
     }
-    ctx.default_map = {}
+    ctx.default_map = found = {}
     for key, value in read_mapping(path, "config", "flags such as model, port and policy").items():
         check_known(f"key in {path}", [_word(str(key))], flags)
         flag = flags[_word(str(key))]
-        if flag.multiple and isinstance(value, list):
-            ctx.default_map[flag.name] = [str(each) for each in value]
-        elif value is not None:
-            ctx.default_map[flag.name] = [str(value)] if flag.multiple else str(value)
+        if flag.name in found:
+            raise UnmaskError(f"{path} gives {key} twice")
+        several = [value] if flag.multiple and not isinstance(value, list) else value
+        try:
+            if flag.is_flag and not isinstance(value, bool | None):
+                raise WrongOption(flag.name, f"must be {_WANTED[bool]}, got {value!r:.80}")
+            if value is not None and isinstance(several, list) and None in several:
+                flag.type.convert(None, flag, ctx)  # which fails; click would hand None on
+            found[flag.name] = flag.default if value is None else flag.type_cast_value(ctx, several)
+        except WrongOption as error:
+            raise UnmaskError(f"{key} in {path} {error.problem}") from error
+
+
+class Group(click.Group):
+    """A group of commands, in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
 
 @click.group(
+    cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"""A shell completes commands after this line, or the same with zsh_source or fish_source:
@@ -175,7 +208,7 @@ def app() -> None:
 
 for _verb in (generate, chat, serve, play, view, batch, policies, eval_, report):
     app.add_command(Command(_verb, config_file=_verb is serve))
-app.add_command(_bench := click.Group("bench", help="Measure speed on this machine.", no_args_is_help=True))
+app.add_command(_bench := Group("bench", help="Measure speed on this machine.", no_args_is_help=True))
 for _verb in (bench.rule, bench.step, bench.generate, bench.serve):
     _bench.add_command(Command(_verb))
 
@@ -207,8 +240,7 @@ def run(arguments: list[str]) -> int:
         error.show()
         return error.exit_code
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "unmask"
-        return _complain(f"{error.format_message()} See `{command} --help`.", error.exit_code)
+        return _complain(_complaint_of(error), error.exit_code)
     except UnmaskError as error:
         return _complain(str(error), error.status)
     except KeyboardInterrupt:
@@ -219,6 +251,31 @@ def run(arguments: list[str]) -> int:
     except (OSError, UnicodeEncodeError, MemoryError) as error:
         return _complain(str(error) or "out of memory", 1)
     return 0
+
+
+def _complaint_of(error: click.UsageError) -> str:
+    """What is wrong with the words of a command, and the way out."""
+    ctx: Any = error.ctx
+    see = f"; see `{ctx.command_path} --help`" if ctx else ""
+    match error:
+        case click.NoSuchCommand():
+            return str(UnknownName("command", error.command_name, ctx.command.commands))
+        case click.NoSuchOption():
+            arguments = {each.name: _shown(each) for each in ctx.command.params if isinstance(each, click.Argument)}
+            if argument := arguments.get(error.option_name.lstrip("-")):
+                return f"unknown flag {error.option_name!r}; give {argument} without a flag{see}"
+            near = [flag for flag in error.possibilities or () if flag != "--help"]
+            return f"unknown flag {error.option_name!r}" + (f"; did you mean {near[0]!r}?" if near else see)
+        case click.BadOptionUsage():
+            return f"{error.option_name} {'needs a' if 'requires' in error.message else 'takes no'} value{see}"
+        case click.MissingParameter(param=param) if param is not None:
+            return f"{_shown(param)} is missing{see}"
+    return re.sub(r"Got unexpected extra argument\S* \((.*)\)", r"it takes no argument \1", error.message) + see
+
+
+def _shown(argument: click.Parameter) -> str:
+    """An argument as the help page has it."""
+    return argument.human_readable_name.strip("[.]")
 
 
 def _complain(message: str, status: int) -> int:

@@ -213,14 +213,22 @@ def parse_fields(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals or not key or key == "name":
             raise UnmaskError(f"--set takes KEY=VALUE with a parameter of the policy, got {pair!r}")
+        if key in Settings.__dataclass_fields__:
+            way = f"--{key.replace('_', '-')} {text}"
+            raise UnmaskError(f"--set is for parameters of the policy, and {key} is a setting: give {way}")
+        if key in values:
+            raise UnmaskError(f"--set {key} is given twice")
         values[key] = _parse_value(text)
     return values
 
 
 def _parse_value(text: str) -> Any:
-    for read in (lambda word: {"true": True, "false": False, "none": None}[word.lower()], int, float):
-        with contextlib.suppress(KeyError, ValueError):
-            return read(text)
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
     return text
 
 

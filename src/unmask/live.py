@@ -15,6 +15,7 @@ from unicodedata import category
 from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ class CanvasView:
         finally:
             live.stop()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield self.frame(options.max_width, console.height - 2)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment | Text]:
+        # A style is sent to the terminal once for all tokens that have it in a row.
+        yield from Segment.simplify(console.render(self.frame(options.max_width, console.height - 2), options))
         yield self.status()
 
     def status(self) -> Text:

@@ -45,7 +45,8 @@ def _bar(delay_s: float = 0.0) -> Generator[Callable[..., None]]:
         now, left = time.monotonic(), ""
         began = began or now
         if share is not None:
-            first, since = start = start or (share, now)  # what was done before took no time
+            start = start or (share, now)
+            first, since = start  # what was done before took no time
             if first < share < 1.0:
                 left = f"{timedelta(seconds=round((now - since) * (1.0 - share) / (share - first)))} left"
         if now - began < delay_s:

@@ -156,12 +156,15 @@ def show_timings(title: str, rows: list[dict[str, Any]]) -> None:
     show_tables([table.Table(name="timings", title=title, columns=columns, rows=texts)])
 
 
-def show_names(rows: Sequence[Sequence[str]]) -> None:
-    """Names of a kind, and in the last column words about each."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for _ in rows[0][:-1]:
-        table.add_column(no_wrap=True, style="bold")
+def show_names(rows: Sequence[Sequence[str]], *, kinds: bool = False) -> None:
+    """Names with words about each; with `kinds`, each row begins with the kind of its name, which is shown once."""
+    table, before = Table(box=None, pad_edge=False, show_header=False), ""
+    for style in ("dim", "bold") if kinds else ("bold",):
+        table.add_column(no_wrap=True, style=style)
     table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    for first, *others in rows:
+        if kinds and before not in ("", first):
+            table.add_row()
+        table.add_row("" if kinds and first == before else first, *others)
+        before = first
     Console(highlight=False, markup=False).print(table)

@@ -1,5 +1,7 @@
 """What is said about a pass is what the engine really did."""
 
+from contextlib import nullcontext
+
 import pytest
 from doubles import Watched, tiny_config
 
@@ -9,7 +11,7 @@ from unmask.bench.decoding import run_passes
 from unmask.bench.subject import Load, loads_of
 from unmask.bench.workload import Workload
 from unmask.cache.storage import StoragePool
-from unmask.errors import UnmaskError
+from unmask.errors import OutOfMemory, UnmaskError
 from unmask.models.random_weights import random_model
 from unmask.policies import MeanField, needs_of
 
@@ -123,3 +125,20 @@ def test_without_a_cache_there_is_nothing_to_refresh():
     assert found == [("none", "block"), ("dual", "blocks:2"), ("dual", "drift:0.1")]
     with pytest.raises(UnmaskError, match="refresh must be"):
         Workload(caches=("none",), refreshes=("often",))
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_it_is_decoded(monkeypatch):
+    model, toy = random_model(tiny_config("llada")), unmask.load("toy", device="cpu").model
+    sizes = {"prompt_tokens": (64,), "batches": (1000,), "max_tokens": 64}
+    # numbers of a position: two states, and what the feed-forward layer makes of them; with a cache keys and values
+    shape, numbers = model.shape, 1000 * 128
+    needed = 4 * numbers * (2 * shape.width + 4 * shape.hidden)
+    stored = 4 * numbers * 2 * shape.n_layers * shape.n_kv_heads * shape.head_width
+    for free, refused in ((needed, ["dual"]), (needed - 1, ["none", "dual"]), (needed + stored, [])):
+        monkeypatch.setattr("unmask.models.device.free_memory", lambda device, free=free: free)
+        for cache in ("none", "dual"):
+            with pytest.raises(OutOfMemory, match="batch 1000") if cache in refused else nullcontext():
+                loads_of(Workload(**sizes, caches=(cache,)), model)
+    monkeypatch.setattr("unmask.models.device.free_memory", lambda device: 4 * numbers * toy.spec.vocab_size - 1)
+    with pytest.raises(OutOfMemory, match="use a smaller batch or fewer tokens"):
+        loads_of(Workload(**sizes, caches=("none",)), toy)

@@ -204,6 +204,26 @@ def test_what_a_server_does_to_an_idle_connection_is_noticed(more: int, end: str
     assert heard.end == end, heard.why
 
 
+def test_a_connection_that_the_server_closes_just_before_a_request_is_opened_again(toy, monkeypatch) -> None:
+    """At the look at the connection it is still open; the request then meets the end of it."""
+    (ask,) = asks_of(ServeWorkload(clients=1, requests=1, **QUIET), {}, chats=False)
+    with running(toy) as found:
+        client = Client(found.url)
+        assert client.send(ask).end == "answered"
+        request, sent = client.connection.request, []
+
+        def fails_once(*arguments: Any) -> None:
+            sent.append(arguments)
+            if len(sent) == 1:
+                raise BrokenPipeError
+            request(*arguments)
+
+        monkeypatch.setattr(client.connection, "request", fails_once)
+        heard = client.send(ask)
+        client.close()
+    assert (heard.end, heard.why, len(sent)) == ("answered", "", 2)
+
+
 def test_a_server_that_is_gone_is_one_line_and_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "serve", "toy", "--url", "http://127.0.0.1:9", "--no-compare"]) == 1
     captured = capsys.readouterr()

@@ -85,4 +85,7 @@ def test_everything_with_a_name_is_listed(capsys):
     assert {"gsm8k", "mbpp"} <= names["benchmark"]
     assert "mean_field" in names["policy"]
     assert run(["eval", "--list"]) == 0
-    assert "Main table, tiny" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Main table, tiny" in shown
+    kinds = [line.split()[0] for line in shown.splitlines() if line and not line.startswith(" ")]
+    assert kinds == ["recipe", "task", "benchmark", "policy"]  # each once, before the first of its names

@@ -316,6 +316,7 @@ def test_the_command_prints_one_format_and_writes_all(study, tmp_path, capsys):
         (["--format", "odt"], "unknown format 'odt'; known: csv, json, latex, markdown, pdf, png, svg, terminal"),
         (["--format", "csv", "--format", "json"], "one format can be printed, got csv, json; --out DIR writes several"),
         (["--out", "here", "--format", "terminal"], "unknown file format 'terminal'; known: csv"),
+        (["--out", __file__], "test_render.py: it is a file"),
     ],
 )
 def test_a_wrong_format_is_one_line(study, flags, message, capsys):

@@ -132,10 +132,12 @@ def test_view_serves_the_page_on_this_machine_until_it_is_interrupted(tmp_path, 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         where = process.stderr.readline().split("http://")[1].split("/")[0]
         answers = [get(where, "/"), get(where, "/other"), get(where, "/", Host="elsewhere.example")]
+        answers.append(get(where, "/", "HEAD"))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     assert where.startswith("127.0.0.1:")
-    assert [status for status, _ in answers] == [200, 404, 404]
+    assert [status for status, _ in answers] == [200, 404, 404, 200]
+    assert answers[3][1] == b""
     assert b'id="traces"' in answers[0][1]
 
 
@@ -151,9 +153,9 @@ def test_play_serves_the_playground_at_a_free_port():
     assert b"main.js" in page
 
 
-def get(where: str, path: str, **headers: str) -> tuple[int, bytes]:
+def get(where: str, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(where, timeout=30)
-    connection.request("GET", path, headers=headers)
+    connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     found = answer.status, answer.read()
     connection.close()

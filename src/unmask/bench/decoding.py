@@ -69,38 +69,41 @@ def bench_step(
         raise UnmaskError(f"steps are measured in the second block, but {blocks}")
     subject = Subject(model, ceilings)
     for load in announced(loads, model, on_progress):
-        passes = _second_blocks(model, load, workload.repeats)
-        if all(found.kind == MIXED for found in passes):
+        whole, split = _second_blocks(model, load, workload.repeats)
+        kinds = (KINDS[load.cache],) if load.cache == "none" else (REFRESH, KINDS[load.cache])
+        shown = {found.kind for found in whole} & {found.kind for found in split}
+        if shown.isdisjoint(kinds):
             raise WorkFailed(f"{load.in_words()}: no pass had every row in the second block; use batch 1")
-        for kind in (KINDS[load.cache],) if load.cache == "none" else (REFRESH, KINDS[load.cache]):
-            if of_kind := [found for found in passes if found.kind == kind]:
-                measured.append(_step(subject, load, of_kind))
+        for kind in kinds:
+            if kind in shown:
+                of_kind = ([found for found in runs if found.kind == kind] for runs in (whole, split))
+                measured.append(_step(subject, load, *of_kind))
             else:
                 on_missing(f"{load.in_words()}: no pass of the kind {kind!r} occurred in the second block")
     return measured
 
 
-def _second_blocks(model: MaskedLM, load: Load, repeats: int) -> list[MeasuredPass]:
-    """The passes of all runs but the first in which every row is in the second block."""
-    pool, passes = StoragePool(), []
+def _second_blocks(model: MaskedLM, load: Load, repeats: int) -> tuple[list[MeasuredPass], list[MeasuredPass]]:
+    """The passes of all runs but the first with every row in the second block: timed as a whole, and by their parts."""
+    pool, whole, split = StoragePool(), list[MeasuredPass](), list[MeasuredPass]()
     # Timing the parts of a pass makes the host wait for a GPU, so times of whole passes come from runs without it. A
     # CPU has nothing to wait for: there one run gives both.
-    runs = [False] * (1 if model.device.type == "cpu" else 1 + repeats) + [True] * repeats
+    on_cpu = model.device.type == "cpu"
+    runs = [False] * (1 if on_cpu else 1 + repeats) + [True] * repeats
     for number, timed in enumerate(runs):
         for found in run_passes(model, load, pool, timed=timed):
             if min(found.blocks) > _BLOCK:
                 break
             if number > 0 and found.blocks == {_BLOCK}:
-                passes.append(found)
-    return passes
+                (split if timed else whole).append(found)
+    return split if on_cpu else whole, split
 
 
-def _step(subject: Subject, load: Load, passes: Sequence[MeasuredPass]) -> Measurement:
+def _step(subject: Subject, load: Load, whole: Sequence[MeasuredPass], split: Sequence[MeasuredPass]) -> Measurement:
     """One kind of pass at one size; times are medians, in milliseconds."""
-    whole = [found for found in passes if found.timing is None] or passes
     times = sorted(1000.0 * found.seconds for found in whole)
     ms, floor = statistics.median(times), subject.floor(whole[0].calls)
-    parts = [found.timing for found in passes if found.timing is not None]
+    parts = [found.timing for found in split if found.timing is not None]
     figures: dict[str, Any] = {
         "kind": whole[0].kind,  # whole canvas, refresh, block and suffix, block only
         "positions": max(whole[0].calls[0].positions),  # computed in each row

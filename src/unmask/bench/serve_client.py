@@ -219,7 +219,14 @@ class Client:
                 self.close()
                 if rest:
                     raise Broken("doubled", "more bytes came after the end of an answer")
-        self.connection.request(ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
+        request = (ask.method, ask.path, ask.raw, {**ask.headers, **self.key})
+        try:
+            self.connection.request(*request)
+        except OSError:
+            self.close()
+            if kept is None:
+                raise
+            self.connection.request(*request)  # the server closed the kept one after the look at it
 
 
 def _read(heard: Heard, chunks: Iterable[dict[str, Any]]) -> str:

@@ -27,7 +27,7 @@ from unmask.models.checkpoint.config import Config
 from unmask.models.checkpoint.folder import TINY
 from unmask.models.checkpoint.loading import choose_dtype, load_model
 from unmask.models.checkpoint.tokenizer import TextCodec
-from unmask.models.device import choose_device, device_name
+from unmask.models.device import check_memory, choose_device, device_name
 from unmask.models.quantized import check_format
 from unmask.models.random_weights import random_model
 from unmask.models.transformer import Transformer
@@ -165,7 +165,24 @@ def loads_of(workload: Workload, model: MaskedLM) -> list[Load]:
         for refresh in (("block",) if cache in _NEVER_REFRESHED else workload.refreshes)
     ]
     check_length(model.spec, max(workload.prompt_tokens), workload.max_tokens)
+    if model.device.type == "cpu":  # a full GPU raises an error; here the system would kill the process
+        for load in loads:
+            instead = "use a smaller batch or fewer tokens"
+            check_memory(_least_bytes(load, model), model.device, what=load.in_words(), instead=instead)
     return loads
+
+
+def _least_bytes(load: Load, model: MaskedLM) -> int:
+    """The bytes that a pass over whole canvases holds at once: states of a layer or logits, and the cache."""
+    plan, vocabulary = load.plan, model.spec.vocab_size
+    length = plan.max_tokens + load.prompt_lengths[-1]
+    if not isinstance(model, Transformer):
+        return model.dtype.itemsize * load.batch * length * vocabulary
+    shape = model.shape
+    states = length * (2 * shape.width + 4 * shape.hidden)
+    predicted = length if plan.call_kind.whole else min(plan.block_size, plan.max_tokens)
+    stored = 0 if load.cache == "none" else 2 * shape.n_layers * shape.n_kv_heads * shape.head_width * length
+    return model.dtype.itemsize * load.batch * (max(states, predicted * vocabulary) + stored)
 
 
 def _spread(shortest: int, longest: int, count: int) -> tuple[int, ...]:

@@ -85,7 +85,9 @@ class ServeWorkload:
     share_streamed: float = option(0.5, "Share of answers that are streamed.", within="[0, 1]")
     share_cancelled: float = option(0.1, "Share of requests whose client leaves before the answer.", within="[0, 1]")
     share_bad: float = option(0.1, "Share of requests that no server can answer.", within="[0, 1]")
-    plain: bool = option(False, "Alike requests: longest lengths, first policy, nothing streamed or left.", "--plain")
+    plain: bool = option(
+        False, "Alike requests: longest lengths, first policy, no streams, no client that leaves.", "--plain"
+    )
     seed: int = option(0, "Of the prompts and their order.", least=0)
     url: str | None = option(None, "A running server of the same model. [default: start one]", metavar="URL")
     max_batch_size: int | None = option(None, "Texts that the started server decodes together. [default: 8]")

@@ -75,7 +75,7 @@ def _list_names(*, as_json: bool) -> None:
         lines = [dict(zip(("kind", "name", "about"), row, strict=True)) for row in rows]
         print("\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
     else:
-        terminal.show_names(rows)
+        terminal.show_names(rows, kinds=True)
 
 
 def _show_cells(finished: list[CellFolder], *, as_json: bool) -> None:

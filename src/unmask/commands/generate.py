@@ -115,9 +115,13 @@ def _read_prompts(typed: Sequence[str], files: Sequence[Path]) -> list[dict[str,
     prompts = [each for text in typed for each in (_prompts_in(STDIN) if text == "-" else [{"prompt": text}])]
     prompts += [each for path in files for each in _prompts_in(path)]
     if not prompts and sys.stdin is not None and not sys.stdin.isatty():
-        prompts = _prompts_in(STDIN)
-    if not prompts or not all(each["prompt"] for each in prompts):
-        raise UnmaskError("no prompt, or an empty one: give it as an argument, with --file, or through a pipe")
+        prompts = [each for each in _prompts_in(STDIN) if each["prompt"]]
+    if not prompts:
+        raise UnmaskError("no prompt: give one as an argument, with --file, or through a pipe")
+    for number, each in enumerate(prompts, 1):
+        if not each["prompt"]:
+            which = "the prompt" if len(prompts) == 1 else f"prompt {number} of {len(prompts)}"
+            raise UnmaskError(f"{which} is empty")
     return prompts
 
 

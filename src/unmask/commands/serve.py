@@ -143,8 +143,10 @@ def _page_server(content: bytes, port: int) -> ThreadingHTTPServer:
             self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
             self.send_header("Content-Length", str(len(content) if found else 0))
             self.end_headers()
-            if found:
+            if found and self.command == "GET":
                 self.wfile.write(content)
+
+        do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass
