@@ -127,5 +127,27 @@ def test_an_answer_that_speaks_for_itself_does_not_pass(noise: bytes) -> None:
     assert not sandbox.run_tests(speak, ["assert f(1) == 42"], timeout_s=2.0).passed
 
 
+def test_large_and_deep_values_cross_in_time() -> None:
+    assert reason("def f(n):\n    return 'a' * n", "assert len(f(40 * 2**20)) == 40 * 2**20") == "passed"
+    nest = "value = {}\n    for n in range(300):\n        value = {n: value}\n    return value"
+    unnest = "value, depth = f(), 0\nwhile value:\n    (value,), depth = value.values(), depth + 1\nassert depth == 300"
+    assert reason(f"def f():\n    {nest}", unnest) == "passed"
+
+
+ODD_TEXT = "class Odd(str):\n    def __getitem__(self, key):\n        return object()\n"
+ODD_ERRORS = {
+    "text": "class E(Exception):\n    def __str__(self):\n        return Odd('no')\n",
+    "no text": "class E(Exception):\n    def __str__(self):\n        return 1\n",
+    "name": "class Meta(type):\n    __name__ = Odd('E')\nclass E(Exception, metaclass=Meta):\n    pass\n",
+    "no name": "class Meta(type):\n    __name__ = object()\nclass E(Exception, metaclass=Meta):\n    pass\n",
+}
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS)
+def test_an_error_whose_words_are_code_can_be_caught_by_a_test(error: str) -> None:
+    caught = "try:\n    f()\nexcept Exception:\n    pass\nelse:\n    assert False"
+    assert reason(ODD_TEXT + error + "def f():\n    raise E('no')", caught) == "passed"
+
+
 def test_what_cannot_cross_is_named() -> None:
     assert "function, which cannot cross" in reason("def f(x):\n    return 1", "assert f(lambda: 1) == 1")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
@@ -37,7 +38,7 @@ class Channel:
     def receive(self, timeout_s: float | None = None) -> Any:
         """What the peer sends; the latest of several lines that have come."""
         self.end.settimeout(timeout_s)
-        data = b""
+        data = bytearray()
         while not data.endswith(b"\n"):
             part = self.end.recv(2**16)
             if not part:
@@ -53,11 +54,12 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def _told(error: BaseException) -> tuple[str, str]:
-    """The class of an error, and its message."""
-    try:
-        return type(error).__name__, str(error)[:500]
-    except BaseException:  # the error's __str__ is the answer's code
-        return type(error).__name__, ""
+    """The class of an error and its message, as far as they are texts: both may be the answer's code."""
+    kind = text = ""
+    with contextlib.suppress(BaseException):
+        kind = str.__str__(type(error).__name__)
+        text = str.__str__(str(error))[:500]
+    return kind, text
 
 
 # The examiner.
@@ -191,7 +193,11 @@ _KINDS: dict[str, tuple[type[Any], Callable[[Any], Iterable[Any]], Callable[[lis
     "tuple": (tuple, iter, tuple),
     "set": (set, iter, set),
     "frozenset": (frozenset, iter, frozenset),
-    "dict": (dict, dict.items, dict),
+    "dict": (
+        dict,
+        lambda value: chain.from_iterable(dict.items(value)),  # keys and values in turn: a level is one recursion
+        lambda parts: dict(zip(parts[::2], parts[1::2], strict=True)),
+    ),
     "range": (range, lambda value: (value.start, value.stop, value.step), lambda parts: range(*parts)),
     "str": (str, lambda value: (str.__str__(value),), lambda parts: str(*parts)),
     "int": (int, lambda value: (hex(value),), lambda parts: int(*parts, 16)),

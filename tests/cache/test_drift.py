@@ -12,6 +12,7 @@ from unmask.bench.decoding import MIXED, bench_step, run_passes
 from unmask.bench.subject import loads_of
 from unmask.bench.workload import Workload
 from unmask.cache.base import PassPlan, RowPlan
+from unmask.cache.kinds import DriftStates
 from unmask.cache.storage import KVCache, StoragePool
 from unmask.errors import UnmaskError
 from unmask.evals.recipe import parse
@@ -82,6 +83,23 @@ def test_a_cache_that_tolerates_next_to_nothing_is_renewed_every_other_pass(fami
     _, events = run(model, Settings(cache="dual", refresh="drift:1e-9"))
     assert [event.refreshed for event in events] == [True, False] * 6
     assert [n == 15 for _, n in model.computed] == [True, False] * 6
+
+
+def test_states_are_compared_only_where_a_row_is_not_refreshed(monkeypatch):
+    compared = []
+
+    def similarity(now, before, dim):
+        compared.append(len(now))
+        return torch.ones(now.shape[:dim])
+
+    monkeypatch.setattr(F, "cosine_similarity", similarity)
+    states, at, masked = torch.ones(2, 4, 3), torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.bool)
+    drift = DriftStates(0.1, slots=2, length=4)
+    for refresh in ((True, True), (True, False), (False, False)):
+        rows = tuple(RowPlan(span=(0, 4), visible=4, refresh=each) for each in refresh)
+        plan = PassPlan(rows, torch.device("cpu"))
+        assert drift.drifted(plan, torch.arange(2), states, at, masked).tolist() == [False, False]
+    assert compared == [2, 2]
 
 
 def drifts_by_hand(calls, mask_id):

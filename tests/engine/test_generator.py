@@ -247,6 +247,8 @@ def test_forward_gives_aligned_float32_logits_with_the_mask_logit_untouched(toy)
     assert logits.isfinite().all()
     assert toy.forward(torch.tensor([ids, ids])).shape[0] == 2
     assert torch.equal(toy.forward([ids, ids])[1], logits[0])
+    for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.int32):
+        assert torch.equal(toy.forward(torch.tensor(ids, dtype=dtype)), logits)
     for bad in ([], [[[1]]], [[1, 2], [3]], [-1], [10**7]):
         with pytest.raises(UnmaskError):
             toy.forward(bad)

@@ -25,6 +25,11 @@ calls = {
     "detail": lambda: unmask.Detail(candidates=-1),
     "forward(None)": lambda: toy.forward(None),
     "forward(floats)": lambda: toy.forward(torch.zeros(2, 2)),
+    "forward(complex)": lambda: toy.forward(torch.zeros(2, 2, dtype=torch.complex64)),
+    "forward(cube)": lambda: toy.forward([[[1]]]),
+    "forward(nothing)": lambda: toy.forward([]),
+    "forward(large)": lambda: toy.forward([1, 10**6]),
+    "forward(negative)": lambda: toy.forward([-1]),
     "decode(text)": lambda: list(toy.decode(Scheduler(["x"]))),
 }
 said = {}
@@ -37,6 +42,7 @@ print(json.dumps(said))
 """
 
 PROMPT, MESSAGES = "a prompt is a text, or a list of token ids in", "messages must be a list such as"
+ROWS = "token_ids must be a list of ids, or rows (b, n) of equal length"
 EXPECTED = {
     **dict.fromkeys(["stream(5)", "stream(None)", "stream(floats)", "stream(ids)", "stream(message)"], PROMPT),
     **dict.fromkeys(["generate(mixed)", "loglikelihood"], PROMPT),
@@ -44,7 +50,12 @@ EXPECTED = {
     "trace": "trace must be true, false or a Detail, got 'run.jsonl'",
     "timed": "timed is for generate, chat and infill only",
     "detail": "candidates must be a whole number of at least 0, got -1",
-    **dict.fromkeys(["forward(None)", "forward(floats)"], "token_ids must be a list of ids in [0, "),
+    "forward(None)": ROWS,
+    "forward(floats)": f"{ROWS}, got torch.float32 of the shape (2, 2)",
+    "forward(complex)": f"{ROWS}, got torch.complex64 of the shape (2, 2)",
+    "forward(cube)": f"{ROWS}, got torch.int64 of the shape (1, 1, 1)",
+    "forward(nothing)": f"{ROWS}, got torch.float32 of the shape (0,)",
+    **dict.fromkeys(["forward(large)", "forward(negative)"], "token ids must be in [0, "),
     "decode(text)": "what waits must be made by `request`, got str",
 }
 

@@ -155,6 +155,19 @@ def test_another_version_of_what_a_rule_imports_is_another_policy(tmp_path):
     assert found[0] != found[1]
 
 
+def test_a_folder_beside_a_rule_is_neither_read_nor_imported_twice(tmp_path):
+    (tmp_path / "numpy").mkdir()  # without an __init__.py, as a folder of arrays may be
+    (tmp_path / "package_beside").mkdir()
+    (tmp_path / "package_beside" / "__init__.py").write_text("HOW_SURE = 0.5")
+    source = RULE.replace("from unmask import", "import numpy\nfrom package_beside import HOW_SURE\nfrom unmask import")
+    found = []
+    for name in ("sure-folder", "sure-folder-again"):
+        (tmp_path / "rule.py").write_text(source.format(name=name))
+        found += [policies.named(f"{tmp_path / 'rule.py'}:Sure"), sys.modules["package_beside"]]
+    assert found[0] != found[2]
+    assert found[1] is found[3]
+
+
 def test_a_rule_does_not_take_the_place_of_a_module_of_the_same_name(tmp_path):
     import random
 

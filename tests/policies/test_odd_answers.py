@@ -57,6 +57,11 @@ def decision_of(view, **parts):
             lambda view: (decision_of(view, tokens=view.masked.float()), None),
             "gave torch.float32 for tokens, not torch.",
         ),
+        (lambda view: (decision_of(view, tokens=view.masked), None), "gave torch.bool for tokens, not torch.int64"),
+        (
+            lambda view: (decision_of(view, score=view.masked.float().to(torch.float8_e4m3fn)), None),
+            "gave torch.float8_e4m3fn for score, not torch.float32",
+        ),
         (
             lambda view: (decision_of(view, score=view.masked.to(torch.complex64)), None),
             "torch.complex64 for score",

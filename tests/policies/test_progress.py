@@ -1,9 +1,13 @@
+from collections import Counter
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from unmask import policies
 from unmask.policies import with_progress
 from unmask.rules.selection import best_scored
-from unmask.types import Decision
+from unmask.types import Decision, StepView
 
 NAN, INF = torch.nan, torch.inf
 
@@ -55,3 +59,21 @@ def test_the_best_scored_are_counted_per_row_and_ties_go_to_the_lowest_index():
     masked = torch.tensor([[True] * 4, [True] * 4, [True, False, True, True], [False] * 4])
     chosen = best_scored(score, masked, torch.tensor([0, 1, 9, 2]))
     assert chosen.nonzero().tolist() == [[1, 1], [2, 0], [2, 2], [2, 3]]
+
+
+def operations(work):
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        work()
+    return Counter(event.name for event in found.events())
+
+
+def test_a_pass_neither_sorts_for_one_position_nor_counts_masks_in_vain():
+    view = StepView(logits=torch.randn(2, 4, 8), masked=torch.ones(2, 4, dtype=torch.bool))
+    decision = Decision(commit=view.masked, score=torch.rand(2, 4))
+    done = operations(lambda: with_progress(decision, view.masked))
+    assert done["aten::argmax"] == 1
+    assert not done["aten::sort"]
+    assert not done["aten::scatter"]
+    plain, counting = policies.get("fixed"), policies.get("fixed", passes=2)
+    sums = [operations(lambda one=one: one.select(view))["aten::sum"] for one in (plain, counting)]
+    assert sums[1] == sums[0] + 1

@@ -157,9 +157,12 @@ class DriftStates:
         if self._states is None:
             self._states = states.new_zeros(self.slots, self.length, states.shape[2])
         renewed = [number for number, row in enumerate(plan.rows) if row.refresh]
+        if len(renewed) == len(plan.rows):
+            self._states[slots, : states.shape[1]] = states  # a refresh computes from position 0 on
+            return masked.new_zeros(len(masked))
         index = on_device(renewed, plan.device) if renewed else None
         if index is not None:
-            self._states[slots[index], : states.shape[1]] = states[index]  # a refresh computes from position 0 on
+            self._states[slots[index], : states.shape[1]] = states[index]
         column = at - plan.positions[:, :1]  # the first position that a plan computes is column 0
         now = states.gather(1, column[:, :, None].expand(-1, -1, states.shape[2]))
         before = self._states[slots[:, None], at]

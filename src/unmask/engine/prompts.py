@@ -67,16 +67,18 @@ def token_list(prompt: Prompt, vocab_size: int) -> list[int]:
 
 def token_rows(token_ids: Sequence[Any] | Tensor, vocab_size: int, device: torch.device) -> Int[Tensor, "b n"]:
     """Token ids as rows on the device; one list of them is one row."""
-    wanted = f"token_ids must be a list of ids in [0, {vocab_size}), or rows (b, n) of equal length"
+    wanted = "token_ids must be a list of ids, or rows (b, n) of equal length"
     try:
-        tokens = torch.as_tensor(token_ids, device=device)
+        given = torch.as_tensor(token_ids, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UnmaskError(f"{wanted}: {error}") from error
-    tokens = tokens[None] if tokens.ndim == 1 else tokens
-    of_ids = tokens.ndim == 2 and tokens.numel() > 0 and not tokens.is_floating_point()
-    if not of_ids or tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise UnmaskError(f"{wanted}, got {tokens.dtype} of the shape {tuple(tokens.shape)}")
-    return tokens.long()
+    tokens = given[None] if given.ndim == 1 else given
+    if tokens.ndim != 2 or tokens.numel() == 0 or not torch.can_cast(tokens.dtype, torch.int64):
+        raise UnmaskError(f"{wanted}, got {given.dtype} of the shape {tuple(given.shape)}")
+    tokens = tokens.long()  # of small unsigned numbers PyTorch knows no minimum
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size:
+        raise UnmaskError(f"token ids must be in [0, {vocab_size})")
+    return tokens
 
 
 def requests_for(

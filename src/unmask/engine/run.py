@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 from unmask.engine.decode import decode
@@ -44,12 +43,16 @@ def watched(events: Iterator[StepEvent], prompts: int) -> Iterator[StepEvent]:
 
 def events_of(scheduler: Scheduler, runner: Runner) -> Iterator[tuple[Request, StreamEvent]]:
     """Every event with its request; one without a step for each request that was abandoned before it began."""
-    for step in chain(decode(scheduler, runner), [None]):
-        if step is not None:
-            request = scheduler.running.pop(step.row) if step.finished else scheduler.running[step.row]
-            yield request, request.stream(step)
-        while scheduler.dropped:
-            yield scheduler.dropped.popleft(), StreamEvent(text_delta="")
+    for step in decode(scheduler, runner):
+        request = scheduler.running.pop(step.row) if step.finished else scheduler.running[step.row]
+        yield request, request.stream(step)
+        yield from _dropped(scheduler)
+    yield from _dropped(scheduler)
+
+
+def _dropped(scheduler: Scheduler) -> Iterator[tuple[Request, StreamEvent]]:
+    while scheduler.dropped:
+        yield scheduler.dropped.popleft(), StreamEvent(text_delta="")
 
 
 def stream_of(request: Request, runner: Runner) -> Iterator[StreamEvent]:

@@ -109,7 +109,8 @@ def register() -> None:
     """Add an algorithm for every installed policy to SGLang's table; calling it again adds what is new."""
     added = []
     for policy in policies.names():
-        added.append("Unmask" + "".join(word[:1].upper() + word[1:] for word in policy.split("_")))
+        name = "Unmask" + "".join(word[:1].upper() + word[1:] for word in policy.split("_"))
         members = {"policy_name": policy, "__doc__": f"Decoding with the policy {policy}."}
-        algo_name_to_cls.setdefault(added[-1], type(added[-1], (UnmaskAlgorithm,), members))
+        algo_name_to_cls.setdefault(name, type(name, (UnmaskAlgorithm,), members))
+        added.append(name)
     logger.info("unmask: registered %s", ", ".join(added))

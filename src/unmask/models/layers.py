@@ -124,16 +124,20 @@ class LayerOps:
         store: Store | None,
     ) -> None:
         """Turn queries and keys, in place; copy keys and values to the store."""
-        at = torch.arange(qkv.shape[1], device=qkv.device)[None] if positions is None else positions
-        heads = qkv.unflatten(-1, (-1, table.shape[-1]))
+        length, heads = qkv.shape[1], qkv.unflatten(-1, (-1, table.shape[-1]))
         turning = heads[:, :, : n_heads + n_kv_heads]
-        cos, sin = table[:, at].unsqueeze(3)
-        # Feature i is paired with feature i + d/2. Float32 throughout, since the table is, and rounded once.
-        turning.copy_(torch.addcmul(turning * cos, turning.roll(table.shape[-1] // 2, dims=-1), sin))
+        cos, sin = (table[:, None, :length] if positions is None else table[:, positions]).unsqueeze(3)
+        partner = turning.roll(table.shape[-1] // 2, dims=-1)  # feature i is paired with feature i + d/2
+        if qkv.dtype == table.dtype:
+            turning.mul_(cos).addcmul_(partner, sin)
+        else:  # float32 throughout, since the table is, and rounded once
+            turning.copy_(torch.addcmul(turning * cos, partner, sin))
         if store is not None:
             keys, values, slots = store
             _, fresh_keys, fresh_values = heads.transpose(1, 2).split([n_heads, n_kv_heads, n_kv_heads], dim=1)
-            into = (slots[:, None, None], torch.arange(n_kv_heads, device=qkv.device)[:, None], at[:, None])
+            into = (slots, slice(None), slice(length))
+            if positions is not None:
+                into = (slots[:, None, None], torch.arange(n_kv_heads, device=qkv.device)[:, None], positions[:, None])
             keys[into], values[into] = fresh_keys, fresh_values
 
     def gated(self, linear: nn.Module, normed: Float[Tensor, "b q w"]) -> Float[Tensor, "b q f"]:

@@ -167,30 +167,32 @@ def decide(policy: Policy, view: StepView, state: Any) -> tuple[Decision, Any]:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Decision):
         raise WorkFailed(f"the policy {name} must answer (Decision, state), got {type(answer).__name__}")
     (b, k), device = view.masked.shape, view.masked.device
-    for part, (sides, dtype) in _PARTS.items():
+    for part, (sides, dtypes) in _PARTS.items():
         value, expected = getattr(answer[0], part), (b, k, k)[:sides]
         if value is None and part not in ("commit", "score"):
             continue
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise WorkFailed(f"the policy {name} gave {found} for {part}, not a tensor of shape {expected}")
-        if not torch.can_cast(value.dtype, dtype):
-            raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not {dtype}")
+        if value.dtype not in dtypes:
+            raise WorkFailed(f"the policy {name} gave {value.dtype} for {part}, not {dtypes[0]}")
         if value.device != device:
             raise WorkFailed(f"the policy {name} gave a tensor on {value.device} for {part}, not on {device}")
     _check_state(answer[1], name, b, device)
     return answer
 
 
-# Of each part of a decision: how many sides the tensor has, of (b, k, k), and a dtype that can hold its values.
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, *_WHOLE)
+# Of each part of a decision: how many sides the tensor has, of (b, k, k), and its dtypes.
 _PARTS = {
-    "commit": (2, torch.bool),
-    "remask": (2, torch.bool),
-    "wait": (1, torch.bool),
-    "tokens": (2, torch.int64),
-    "score": (2, torch.float32),
-    "intensity": (2, torch.float32),
-    "overlap": (3, torch.float32),
+    "commit": (2, (torch.bool,)),
+    "remask": (2, (torch.bool,)),
+    "wait": (1, (torch.bool,)),
+    "tokens": (2, _WHOLE),
+    "score": (2, _REAL),
+    "intensity": (2, _REAL),
+    "overlap": (3, _REAL),
 }
 
 

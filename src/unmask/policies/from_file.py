@@ -6,12 +6,12 @@ the files of a run never does.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copyreg
 import hashlib
 import importlib
 import sys
-from modulefinder import ModuleFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -57,19 +57,19 @@ def _module(path: Path) -> ModuleType:
     Its imports find the modules beside it first, as those of a script do, and anew: they may have changed.
     """
     try:
-        beside = _beside(path)
-        source, *others = [file.read_bytes() for file in (path, *beside.values())]
+        sources = _sources(path)
     except OSError as error:
         raise UnmaskError(f"cannot read the policy {path}: {error.strerror}") from error
-    name = f"unmask_{path.stem}_{hashlib.blake2b(b''.join([source, *others]), digest_size=4).hexdigest()}"
+    name = f"unmask_{path.stem}_{hashlib.blake2b(b''.join(sources.values()), digest_size=4).hexdigest()}"
+    source = sources.pop(path)
     if name in sys.modules:
         return sys.modules[name]
     module = sys.modules[name] = ModuleType(name)  # dataclasses look their module up
     module.__file__ = str(path)
-    for other in beside:
-        if Path(getattr(sys.modules.get(other), "__file__", None) or "") in _imported:
-            del sys.modules[other]
-    _imported.update(beside.values())
+    for file in sources:
+        if Path(getattr(sys.modules.get(file.stem), "__file__", None) or "") in _imported:
+            del sys.modules[file.stem]
+    _imported.update(sources)
     sys.path.insert(0, str(path.parent))
     importlib.invalidate_caches()
     try:
@@ -82,11 +82,16 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _beside(path: Path) -> dict[str, Path]:
-    """The modules beside the file that it imports, also through another one, by name."""
-    finder = ModuleFinder(path=[str(path.parent)])
-    with contextlib.suppress(SyntaxError, ValueError):  # told when the file is run
-        finder.run_script(str(path))
-    found: dict[str, Any] = finder.modules
-    found.pop("__main__", None)  # the file itself
-    return {name: Path(module.__file__) for name, module in found.items() if module.__file__}
+def _sources(path: Path) -> dict[Path, bytes]:
+    """The file, and every module (a single file) beside it that it imports, also through another one."""
+    found, left = {path: path.read_bytes()}, [path]
+    while left:
+        with contextlib.suppress(SyntaxError, ValueError):  # told when the file is run
+            for node in ast.walk(ast.parse(found[left.pop()])):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                for file in (path.parent / f"{name.partition('.')[0]}.py" for name in names):
+                    if file not in found and file.is_file():
+                        found[file] = file.read_bytes()
+                        left.append(file)
+    return found

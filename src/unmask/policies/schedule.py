@@ -53,16 +53,16 @@ class Scheduled(Base):
         raise NotImplementedError
 
     def select(self, view: StepView, state: BlockStart | None = None) -> tuple[Decision, BlockStart | None]:
-        score, masks = self.score(view).where(eligible(view), -torch.inf), view.masked.sum(-1)
+        score = self.score(view).where(eligible(view), -torch.inf)
         if self.schedule == "even":
             count = self.tokens_per_pass
             if self.passes is not None:  # larger shares first, and the rest in the last pass
                 passes_left = (self.passes - view.step).clamp(min=1)
-                count = (masks + passes_left - 1) // passes_left
+                count = (view.masked.sum(-1) + passes_left - 1) // passes_left
             return Decision(commit=best_scored(score, view.masked, count), score=score), None
 
         if self.passes is None:
-            state = BlockStart(carried(state, "masks", view, fresh=masks))
+            state = BlockStart(carried(state, "masks", view, fresh=view.masked.sum(-1)))
             passes = ((state.masks + self.tokens_per_pass - 1) // self.tokens_per_pass).clamp(min=1)
         else:
             passes = torch.full_like(view.step, self.passes)

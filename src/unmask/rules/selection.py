@@ -37,7 +37,11 @@ def best_if_none(
     commit: Bool[Tensor, "b k"], score: Float[Tensor, "b k"], masked: Bool[Tensor, "b k"]
 ) -> Bool[Tensor, "b k"]:
     """The best-scored open position of each row that has no commit, and nothing in the others."""
-    return best_scored(score, masked, 1) & ~commit.any(-1, keepdim=True)
+    if masked.shape[1] == 0:
+        return masked
+    best = open_scores(score, masked).argmax(-1, keepdim=True)  # of ties the first, as `best_scored` has it
+    needed = masked & ~commit.any(-1, keepdim=True)
+    return needed & (torch.arange(masked.shape[1], device=masked.device) == best)
 
 
 def compatible(
