@@ -25,7 +25,7 @@ from unmask.policies import Policy
 from unmask.remote.replicas import Pool
 from unmask.serve.answers import Answer
 from unmask.serve.config import ServerConfig
-from unmask.serve.errors import ApiError, answer_to, wrong
+from unmask.serve.errors import ApiError, answer_to, failed, wrong
 from unmask.serve.schema import ChatRequest, CompletionRequest, request_of
 from unmask.serve.served import Served
 from unmask.serve.strict_json import dumps, loads
@@ -139,7 +139,7 @@ def complete(
             if error is not None or answer.done:
                 for each in answer.requests:
                     del texts[each]
-                yield _result(line, answer.whole() if error is None else answer_to(error))
+                yield _result(line, answer.whole() if error is None else failed(error))
         yield from refill()
 
 
@@ -167,6 +167,8 @@ def _check_files(source: Path, target: Path) -> None:
         raise UnmaskError("a batch can be taken up again, so it reads and writes files: - is not supported")
     if not source.is_file():
         raise UnmaskError(f"cannot read {source}: there is no such file")
+    if target.exists() and not target.is_file():
+        raise UnmaskError(f"cannot write {target}: it is there, and it is no file")
     if target.exists() and target.samefile(source):
         raise UnmaskError(f"{source} is input and output; choose another output file")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from batch.lines import answers_in, line_of, write
@@ -172,6 +174,8 @@ def test_files_that_cannot_be_used_are_refused(files, tmp_path):
         (tmp_path / "none.jsonl", target): "cannot read .*none.jsonl: there is no such file",
         (tmp_path / "folder", target): "cannot read",
         (tmp_path / "empty.jsonl", target): "empty.jsonl has no requests",
+        (source, tmp_path / "folder"): "cannot write .*folder: it is there, and it is no file",
+        (source, Path(os.devnull)): "cannot write /dev/null: it is there, and it is no file",
         (source, source): "is input and output; choose another output file",
         (source, tmp_path / "link.jsonl"): "is input and output",
     }.items():
