@@ -199,7 +199,8 @@ def _requests(source: Path) -> Iterator[tuple[str, Line]]:
             if not isinstance(name, str) or not name:
                 raise UnmaskError(f"{place}: custom_id must be a string that is not empty, got {name!r:.80}")
             if asked not in [("POST", url) for url in URLS]:
-                raise UnmaskError(f"{place}: method and url must be POST to {' or '.join(URLS)}, got {asked!r:.160}")
+                got = f"{asked[0]!r:.80} {asked[1]!r:.80}"
+                raise UnmaskError(f"{place}: method and url must be POST to {' or '.join(URLS)}, got {got}")
             yield place, line
 
 

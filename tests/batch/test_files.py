@@ -128,8 +128,8 @@ WRONG = {
     "an empty id": (json.dumps({**LINES[0], "custom_id": ""}), "custom_id must be a string that is not empty, got ''"),
     "an id twice": (GOOD, "custom_id 'r-0' is there a second time"),
     "another method": (json.dumps({**LINES[1], "method": "GET"}), "POST to /v1/completions or /v1/chat/completions"),
-    "another url": (json.dumps({**LINES[1], "url": "/v1/embeddings"}), "got ('POST', '/v1/embeddings')"),
-    "no url": (json.dumps({**LINES[1], "url": ["/v1/completions"]}), "got ('POST', ['/v1/completions'])"),
+    "another url": (json.dumps({**LINES[1], "url": "/v1/embeddings"}), "got 'POST' '/v1/embeddings'"),
+    "no url": (json.dumps({**LINES[1], "url": ["/v1/completions"]}), "got 'POST' ['/v1/completions']"),
 }
 
 

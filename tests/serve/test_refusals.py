@@ -185,7 +185,7 @@ NOT_JSON = {
     "not UTF-8": (b'{"prompt": "\xff"}', "not UTF-8"),
     "NaN": (b'{"prompt": "Hi", "temperature": NaN}', "NaN is no number"),
     "infinity": (b'{"prompt": "Hi", "x": -Infinity}', "-Infinity is no number"),
-    "too deep": (b"[" * DEEP + b"]" * DEEP, "nested too deeply"),
+    "too deep": (b"[" * DEEP + b"]" * DEEP, "the body is nested too deeply"),
     "deep inside": (b'{"prompt":"Hi","decoding":{"top_k":' + b"[" * 985 + b"]" * 985 + b"}}", "nested too deeply"),
     "a number of 5000 digits": (b'{"prompt": "Hi", "seed": ' + b"1" * 5000 + b"}", "4300 digits"),
     "beyond floating point": (b'{"prompt": "Hi", "temperature": 1e999}', "got inf"),
