@@ -25,7 +25,7 @@ from unmask.policies import Policy
 from unmask.remote.replicas import Pool
 from unmask.serve.answers import Answer
 from unmask.serve.config import ServerConfig
-from unmask.serve.errors import ApiError, answer_to, wrong
+from unmask.serve.errors import ApiError, answer_to, failed, wrong
 from unmask.serve.schema import ChatRequest, CompletionRequest, request_of
 from unmask.serve.served import Served
 from unmask.serve.strict_json import dumps, loads
@@ -139,7 +139,7 @@ def complete(
             if error is not None or answer.done:
                 for each in answer.requests:
                     del texts[each]
-                yield _result(line, answer.whole() if error is None else answer_to(error))
+                yield _result(line, answer.whole() if error is None else failed(error))
         yield from refill()
 
 
@@ -199,7 +199,8 @@ def _requests(source: Path) -> Iterator[tuple[str, Line]]:
             if not isinstance(name, str) or not name:
                 raise UnmaskError(f"{place}: custom_id must be a string that is not empty, got {name!r:.80}")
             if asked not in [("POST", url) for url in URLS]:
-                raise UnmaskError(f"{place}: method and url must be POST to {' or '.join(URLS)}, got {asked!r:.160}")
+                got = f"{asked[0]!r:.80} {asked[1]!r:.80}"
+                raise UnmaskError(f"{place}: method and url must be POST to {' or '.join(URLS)}, got {got}")
             yield place, line
 
 

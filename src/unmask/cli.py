@@ -28,14 +28,11 @@ from unmask.commands import bench
 from unmask.commands.evaluate import eval_, policies, report
 from unmask.commands.generate import chat, generate
 from unmask.commands.serve import batch, play, serve, view
-from unmask.errors import Interrupted, UnknownName, UnmaskError, WrongOption, check_known
+from unmask.errors import KEYWORD, Interrupted, UnknownName, UnmaskError, WrongOption, check_known
 from unmask.options import checked, hints_of, kind_of, read_mapping
 
 COMPLETE = "_UNMASK_COMPLETE"  # set by a shell that wants to complete a command, or to learn how
 _FLAG_COLUMN = 24  # letters of a flag beside its text; a longer one has its own line
-_KEYWORD = re.compile(
-    r"(?<![\w'\"-])(\w+)=('[^']*'|[\w.]+)"
-)  # an option and its value in a message, as Python has them
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text (in quotes)", Path: "a path"}
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
@@ -97,7 +94,7 @@ def _in_flags(error: UnmaskError, flags: set[str]) -> str:
         flag = f"--{_word(found[1])}"
         return f"{flag} {found[2].strip(chr(39))}" if flag in flags else found[0]
 
-    return _KEYWORD.sub(spelled, message)
+    return KEYWORD.sub(spelled, message)
 
 
 def _flags_of(given: Any) -> dict[str, click.Parameter]:

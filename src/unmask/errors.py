@@ -6,9 +6,12 @@ status of its class.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
+
+KEYWORD = re.compile(r"(?<![\w'\"-])(\w+)=('[^']*'|[\w.]+)")  # an option and its value in a message, as Python has them
 
 
 def one_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from unmask import policies
 from unmask.bench.workload import ServeWorkload
@@ -28,14 +28,16 @@ GRACE_S = 2.0  # for requests under way when the benchmark is over
 END_S = 30.0  # for the process to end by itself
 
 
-@contextmanager
-def started(
-    load: Callable[[], LoadedModel], workload: ServeWorkload, parameters: dict[str, Any]
-) -> Generator[dict[str, Any]]:
-    """A server for that workload, ended with the block: its `url`, and the `pid` of its process.
+class Place(NamedTuple):
+    """Where a server listens, and its process."""
 
-    `load` is called in that process, to which it is pickled.
-    """
+    url: str
+    pid: int
+
+
+@contextmanager
+def started(load: Callable[[], LoadedModel], workload: ServeWorkload, parameters: dict[str, Any]) -> Generator[Place]:
+    """A server for that workload, ended with the block; `load` is called in its process, to which it is pickled."""
     limits: dict[str, Any] = workload.limits() | {"warmup_prompt_tokens": workload.prompt_tokens}
     config = ServerConfig(port=0, grace_s=GRACE_S, **limits)
     context = multiprocessing.get_context("spawn")  # a fork would copy a device that is in use
@@ -48,7 +50,8 @@ def started(
         while not ready.wait(0.05):
             if not process.is_alive():
                 raise WorkFailed(f"the server ended with status {process.exitcode} before it was ready")
-        yield {"url": url, "pid": process.pid}
+        assert process.pid is not None
+        yield Place(url, process.pid)
     finally:
         process.terminate()
         process.join(END_S)

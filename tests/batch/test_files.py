@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from batch.lines import answers_in, line_of, write
@@ -126,8 +128,8 @@ WRONG = {
     "an empty id": (json.dumps({**LINES[0], "custom_id": ""}), "custom_id must be a string that is not empty, got ''"),
     "an id twice": (GOOD, "custom_id 'r-0' is there a second time"),
     "another method": (json.dumps({**LINES[1], "method": "GET"}), "POST to /v1/completions or /v1/chat/completions"),
-    "another url": (json.dumps({**LINES[1], "url": "/v1/embeddings"}), "got ('POST', '/v1/embeddings')"),
-    "no url": (json.dumps({**LINES[1], "url": ["/v1/completions"]}), "got ('POST', ['/v1/completions'])"),
+    "another url": (json.dumps({**LINES[1], "url": "/v1/embeddings"}), "got 'POST' '/v1/embeddings'"),
+    "no url": (json.dumps({**LINES[1], "url": ["/v1/completions"]}), "got 'POST' ['/v1/completions']"),
 }
 
 
@@ -173,6 +175,7 @@ def test_files_that_cannot_be_used_are_refused(files, tmp_path):
         (tmp_path / "folder", target): "cannot read",
         (tmp_path / "empty.jsonl", target): "empty.jsonl has no requests",
         (source, tmp_path / "folder"): "cannot write .*folder: it is there, and it is no file",
+        (source, Path(os.devnull)): "cannot write /dev/null: it is there, and it is no file",
         (source, source): "is input and output; choose another output file",
         (source, tmp_path / "link.jsonl"): "is input and output",
     }.items():

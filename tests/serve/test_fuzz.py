@@ -183,9 +183,9 @@ def test_every_message_gets_an_answer_that_is_no_fault_of_the_server(capfd: pyte
             message, framed = made
             note(repr(message[:2000]))
             headless = message.startswith(b"HEAD ")
-            ends[check(exchanged(place["url"], message, framed=framed), framed=framed, headless=headless)] += 1
+            ends[check(exchanged(place.url, message, framed=framed), framed=framed, headless=headless)] += 1
             if sum(ends.values()) % 50 == 0:
-                answer = exchanged(place["url"], STILL_THERE, framed=True)
+                answer = exchanged(place.url, STILL_THERE, framed=True)
                 assert answer is not None
                 assert json.loads(answer[2])["choices"][0]["text"] == expected
 

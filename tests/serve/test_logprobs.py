@@ -7,7 +7,7 @@ import pytest
 from serve.servers import running
 
 import unmask
-from unmask.serve.answers import IMPOSSIBLE
+from unmask.serve.answers import BROKEN, IMPOSSIBLE, _by_text
 
 PROMPT = "Countdown: 86,28,13,31,96"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -90,6 +90,32 @@ def test_the_chunks_of_a_stream_add_up_to_the_whole(policy, toy_served):
     assert {index: text for index, (text, _) in found.items()} == {one["index"]: one["text"] for one in whole}
     assert [found[one["index"]][1] for one in whole] == [one["logprobs"] for one in whole]
     assert len({one["text"] for one in whole}) > 1 or policy == "fixed"  # which commits what is likeliest
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_chunks_without_tokens_have_none(chat, served):
+    asked = {"messages": MESSAGES, "logprobs": True} if chat else {"prompt": PROMPT, "logprobs": 0}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    _, _, raw = served.send("POST", path, {**asked, "max_tokens": 32, "stream": True})
+    told = [json.loads(line[6:])["choices"][0]["logprobs"] for line in raw.split("\n\n") if line.startswith("data: {")]
+    assert None in told
+    assert all(any(each.values()) for each in told if each is not None)
+
+
+def test_the_token_itself_comes_first_and_then_the_likeliest(toy_served):
+    body = {"prompt": "Hi", "max_tokens": 40, "temperature": 2.0, "seed": 3, "logprobs": 3}
+    found = toy_served.post(body)[1]["choices"][0]["logprobs"]
+    for token, logprob, best in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        first, *others = best.items()
+        assert first[0] == token
+        assert first[1] == logprob or token == BROKEN  # as several tokens read
+        assert [value for _, value in others] == sorted((value for _, value in others), reverse=True)
+    assert any(len(best) == 4 for best in found["top_logprobs"])
+
+
+def test_of_two_that_read_alike_the_likelier_is_told():
+    entries = [{"token": "\ufffd", "logprob": value} for value in (-2.0, -1.0, -3.0)]
+    assert _by_text(entries) == {"\ufffd": -1.0}
 
 
 def test_a_streamed_conversation_adds_up_too(served):

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve.servers import LONG, SHORT, counted, open_request, running, until
 
@@ -39,6 +40,21 @@ def test_requests_passes_tokens_and_times_are_counted(toy):
     assert seen["unmask_prompt_tokens_total",] == 2 * out.usage.prompt_tokens
     assert seen["unmask_time_to_first_text_seconds_count",] == 2
     assert 0 < seen["unmask_time_to_first_text_seconds_sum",] <= seen["unmask_http_request_duration_seconds_sum", route]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"), [(KeyError("x"), 500, None), (MemoryError(), 503, "out_of_memory")]
+)
+def test_a_fault_of_the_server_is_not_counted_as_a_client_that_left(fault, status, code, toy, monkeypatch):
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr("unmask.serve.translate.translate", fail)
+    with running(toy) as found:
+        answered, body = found.post(SHORT)
+        assert (answered, body["error"]["code"]) == (status, code)
+        until(lambda: counted(found, 500) == 1)
+        assert counted(found, 499) is None
 
 
 def test_a_client_that_leaves_during_its_upload_is_counted_as_gone(toy):

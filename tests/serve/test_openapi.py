@@ -39,7 +39,14 @@ def test_the_document_says_400_and_never_422(brief):
         responses = document["paths"][path]["post"]["responses"]
         assert set(responses) == {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"}
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
-    known = document["components"]["schemas"]["Decoding"]["properties"]
+    schemas = document["components"]["schemas"]
+    assert set(schemas["CompletionChoice"]["required"]) == {"index", "text"}
+    assert set(schemas["ChatChoice"]["required"]) == {"index", "message", "finish_reason"}
+    for path in READ:
+        if path != "/v1/decoding":  # whose answer is a form
+            [content] = document["paths"][path]["get"]["responses"]["200"]["content"].values()
+            assert content["schema"] != {}, path
+    known = schemas["Decoding"]["properties"]
     assert {"policy", "step_map", "events", "block_size", "cache"} <= set(known)
 
 

@@ -11,6 +11,7 @@ import unmask
 from unmask import Settings, policies
 from unmask.serve import schema
 from unmask.serve.config import ServerConfig
+from unmask.serve.errors import ApiError
 from unmask.serve.guard import MOST_CONTAINERS
 from unmask.serve.served import Served
 from unmask.serve.translate import translate
@@ -51,7 +52,7 @@ WRONG = {
         None,
         "800000 texts are asked for; one request may ask for 64",
     ),
-    "too long": ({"prompt": "x" * 5000}, None, "4096 positions"),
+    "too long": ({"prompt": "x" * 5000}, "prompt", "4096 positions"),
     "too long with a suffix": ({"prompt": "x", "suffix": "x" * 5000}, None, "4096 positions"),
     "too much": ({**HI, "max_tokens": 10**30}, None, "4096 positions"),
     "nothing to write": ({**HI, "max_tokens": 0}, "max_tokens", "at least 1"),
@@ -78,6 +79,11 @@ WRONG = {
     "a part that is both": ({"prompt": [{"text": "a", "mask": 1}]}, "prompt", "parts"),
     "a part among texts": ({"prompt": ["a", {"mask": 1}]}, "prompt", "parts"),
     "a hole larger than the model": ({"prompt": [{"mask": 10**30}]}, "prompt", "4096 positions"),
+    "passes over every hole": (
+        {"prompt": "a[MASK]" * 64, "decoding": {"policy": "fixed", "passes": 65, "block_size": 1}},
+        "decoding.passes",
+        "passes must be at most 64, got 65",
+    ),
     "no choice": ({**HI, "n": 0}, "n", "n must be greater than or equal to 1"),
     "too many choices": ({**HI, "n": 129}, "n", "less than or equal to 128"),
     "more texts than the queue has room for": ({**HI, "prompt": ["a"] * 33, "n": 2}, None, "66 texts"),
@@ -86,7 +92,7 @@ WRONG = {
     "too many stops": ({**HI, "stop": ["x"] * 65}, "stop", "at most 64"),
     "half a million stops": ({**HI, "stop": ["x"] * 500_000}, "stop", "at most 64 strings, got 500000"),
     "too many stops inside": ({**HI, "decoding": {"stop": ["x"] * 65}}, "decoding.stop", "at most 64"),
-    "a word for a truth value": ({**HI, "stream": "yes"}, "stream", "boolean"),
+    "a word for a truth value": ({**HI, "stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
     "usage without a stream": ({**HI, "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     "both lengths": ({**HI, "max_completion_tokens": 5}, "max_completion_tokens", "different values"),
     "two temperatures": (
@@ -101,20 +107,29 @@ WRONG = {
     "parameter of another, with the policy's name": (
         {**HI, "decoding": {"policy": "fixed", "threshold": 0.5}},
         "decoding.threshold",
-        "threshold is a parameter of policies such as bound, not of fixed",
+        "the policy fixed has no parameter threshold; it has: passes, schedule, tokens_per_pass",
     ),
     "parameter out of range": ({**HI, "decoding": {"threshold": 7}}, "decoding.threshold", "(0, 1]"),
     "setting out of range": ({**HI, "decoding": {"top_k": -1}}, "decoding.top_k", "at least 0"),
     "unknown cache": ({**HI, "decoding": {"cache": "dul"}}, "decoding.cache", "did you mean 'dual'?"),
     "unknown policy": ({**HI, "decoding": {"policy": "meanfield"}}, "decoding.policy", "did you mean 'mean_field'?"),
-    "no name": ({**HI, "decoding": {"policy": 5}}, "decoding.policy", "must be a valid string"),
-    "a word for a step map": ({**HI, "decoding": {"step_map": "yes"}}, "decoding.step_map", "boolean"),
+    "no name": ({**HI, "decoding": {"policy": 5}}, "decoding.policy", "must be a valid string, got 5"),
+    "a word for a step map": (
+        {**HI, "decoding": {"step_map": "yes"}},
+        "decoding.step_map",
+        "must be true or false, got 'yes'",
+    ),
     "a parameter that would overflow": (
         {**HI, "decoding": {"policy": "fixed", "tokens_per_pass": 10**30}},
         "decoding.tokens_per_pass",
         "at most 4096",
     ),
     "more passes than positions": (
+        {**HI, "decoding": {"policy": "fixed", "schedule": "dream", "passes": 4096, "block_size": 1}},
+        "decoding.passes",
+        "passes must be at most 1024, got 4096",
+    ),
+    "more passes than positions in one block": (
         {**HI, "decoding": {"policy": "fixed", "passes": 4097}},
         "decoding.passes",
         "passes must be at most 4096, got 4097",
@@ -142,7 +157,7 @@ WRONG = {
     "a cache that the policy cannot use": (
         {**HI, "decoding": {"policy": "dawn", "cache": "dual"}},
         "decoding",
-        "cannot run with cache='dual'",
+        "cannot run with cache: 'dual'",
     ),
 }
 UNSUPPORTED = {
@@ -170,7 +185,7 @@ NOT_JSON = {
     "not UTF-8": (b'{"prompt": "\xff"}', "not UTF-8"),
     "NaN": (b'{"prompt": "Hi", "temperature": NaN}', "NaN is no number"),
     "infinity": (b'{"prompt": "Hi", "x": -Infinity}', "-Infinity is no number"),
-    "too deep": (b"[" * DEEP + b"]" * DEEP, "nested too deeply"),
+    "too deep": (b"[" * DEEP + b"]" * DEEP, "the body is nested too deeply"),
     "deep inside": (b'{"prompt":"Hi","decoding":{"top_k":' + b"[" * 985 + b"]" * 985 + b"}}", "nested too deeply"),
     "a number of 5000 digits": (b'{"prompt": "Hi", "seed": ' + b"1" * 5000 + b"}", "4300 digits"),
     "beyond floating point": (b'{"prompt": "Hi", "temperature": 1e999}', "got inf"),
@@ -227,7 +242,7 @@ def test_a_long_conversation_is_held_against_the_length_of_the_model_alone(toy_s
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 5000
     status, answer = toy_served.post({"messages": messages}, CHAT)
     assert status == 400
-    check(answer, param=None, says="4096 positions")
+    check(answer, param="messages", says="4096 positions")
 
 
 @pytest.mark.parametrize("item", [b"[1],", b'{"role":"user","content":"a"},'])
@@ -241,6 +256,22 @@ def test_very_many_lists_or_objects_are_refused_before_they_are_parsed(item, toy
 def test_brackets_inside_strings_are_no_lists(toy_served):
     brackets = '\\"[{\\' * MOST_CONTAINERS
     assert toy_served.post({**HI, "user": brackets, brackets: "["})[0] == 200
+
+
+def test_a_text_takes_no_more_passes_than_the_model_has_positions(toy):
+    served = Served(toy, ServerConfig(), policy=policies.get("fixed", passes=40), settings=Settings(max_tokens=256))
+
+    def chosen(decoding):
+        body = schema.CompletionRequest(prompt="x", decoding=decoding)
+        return translate(body, served).requests[0].plan.policy.passes
+
+    assert chosen(None) == chosen({"step_map": True}) == chosen({"schedule": "dream"}) == 40
+    assert chosen({"passes": 512}) == 512  # over each of eight blocks
+    assert chosen({"block_size": 256, "passes": 4096}) == 4096
+    assert chosen({"max_tokens": 8, "passes": 4096}) == 4096
+    for decoding, most in (({"passes": 513}, 512), ({"block_size": 2}, 32), ({"block_size": 1, "passes": 17}, 16)):
+        with pytest.raises(ApiError, match=f"passes must be at most {most}, got"):
+            chosen(decoding)
 
 
 def test_the_servers_own_policy_is_not_held_against_the_bounds_for_requests(toy):

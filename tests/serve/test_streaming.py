@@ -14,11 +14,12 @@ import unmask
 from unmask import policies
 from unmask.models.toy import SENTENCE
 from unmask.serve import schema
-from unmask.serve.app import EventStream
+from unmask.serve.app import EventStream, _frames
 from unmask.serve.config import ServerConfig
 from unmask.serve.served import Served
 from unmask.serve.translate import translate
 from unmask.serve.worker import Ticket
+from unmask.types import StreamEvent
 
 PROMPT = "Countdown: 86,28,13,31,96"
 CHAT = "/v1/chat/completions"
@@ -36,7 +37,7 @@ class ChunkChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
 
 
-class Chunk(schema.Completion):
+class Chunk(schema.ChatCompletion):
     """One step of a conversation that is streamed."""
 
     object: Literal["chat.completion.chunk"]
@@ -86,12 +87,15 @@ def test_the_async_client_streams(served):
     assert asyncio.run(ask()) == served.llm.generate(PROMPT, max_tokens=48, early_stop=True).text
 
 
+@pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
-def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(version, toy):
+def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(version, lost, toy):
     served = Served(toy, ServerConfig(), policy=policies.get("fixed"), settings=unmask.Settings())
     asked = translate(schema.CompletionRequest(prompt="Hi"), served)
 
     async def receive():
+        if lost:
+            raise OSError("the connection cannot be heard")
         return {"type": "http.disconnect"}
 
     async def send(message):
@@ -104,6 +108,24 @@ def test_a_stream_ends_when_its_client_leaves_whatever_the_version_of_asgi(versi
         assert ticket.requests[0].abandoned
 
     asyncio.run(answer())
+
+
+def test_a_stream_ends_at_its_deadline_whatever_waits_to_be_sent(toy):
+    served = Served(toy, ServerConfig(), policy=policies.get("fixed"), settings=unmask.Settings())
+    asked = translate(schema.CompletionRequest(prompt="Hi"), served)
+
+    async def read_slowly() -> list[bytes]:
+        ticket, found = Ticket(asked.requests), []
+        for _ in range(100):
+            ticket.tell((asked.requests[0], StreamEvent(text_delta="a")))
+        async for each in _frames(asked, ticket, asyncio.get_running_loop().time() + 0.1):
+            found.append(each)
+            await asyncio.sleep(0.03)
+        return found
+
+    *chunks, last = asyncio.run(read_slowly())
+    assert 1 <= len(chunks) <= 5
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "timeout"
 
 
 def test_usage_comes_last_if_it_is_asked_for(toy_served):

@@ -15,6 +15,7 @@ from unmask.engine.scheduler import Request
 from unmask.errors import UnmaskError
 from unmask.models.base import LoadedModel
 from unmask.models.toy import SENTENCE
+from unmask.serve.errors import ApiError
 from unmask.serve.worker import Ticket, Worker
 from unmask.types import StreamEvent
 
@@ -109,12 +110,12 @@ def cpu_allocators_error() -> Exception:
 
 
 FAILURES = {
-    "a fault": (RuntimeError("boom\nsecret"), 500, "internal error: RuntimeError", "engine_failed"),
+    "a fault": (RuntimeError("boom\nsecret"), 500, "decoding failed: RuntimeError", "engine_failed"),
     "ours": (UnmaskError("the model is tired"), 500, "the model is tired", "engine_failed"),
     "memory of the device": (torch.OutOfMemoryError("CUDA out of memory"), 503, "ran out of memory", "out_of_memory"),
     "memory of the host": (cpu_allocators_error(), 503, "ran out of memory", "out_of_memory"),
     "memory": (MemoryError(), 503, "ran out of memory", "out_of_memory"),
-    "what is no Exception": (SystemExit(3), 500, "internal error: SystemExit", "engine_failed"),
+    "what is no Exception": (SystemExit(3), 500, "decoding failed: SystemExit", "engine_failed"),
 }
 
 
@@ -167,6 +168,88 @@ def test_a_text_that_fails_is_not_another_clients_trouble(toy, caplog):
             assert (status, [choice["text"] for choice in body["choices"]]) == (200, [SENTENCE[:6]] * n)
 
 
+class FailingLater(Held):
+    """Its first pass works, and no other, but for the one that tries a single token."""
+
+    rows: list[int]
+
+    def predict(self, tokens, **options):
+        if tokens.shape[1] == 1:
+            return self.model.predict(tokens, **options)
+        self.rows.append(len(tokens))
+        if len(self.rows) > 1:
+            raise RuntimeError("boom")
+        return super().predict(tokens, **options)
+
+
+def test_a_request_without_a_pass_is_put_back_once_and_keeps_its_place(toy, caplog):
+    model = FailingLater(toy.model)
+    model.rows = []
+    llm, told = Generator(LoadedModel(model=model, codec=toy.codec)), {}
+
+    async def ask():
+        worker, tickets = Worker(llm, rows=4, max_queue=8), {}
+        worker.start()
+        tickets["a"] = worker.submit([llm.request("Hi") for _ in range(2)])
+        await asyncio.to_thread(until, lambda: bool(model.rows))
+        for name in "bcd":
+            tickets[name] = worker.submit([llm.request("Hi")])
+        model.gate.set()
+        for name, ticket in tickets.items():
+            with pytest.raises(ApiError, match="decoding failed") as failed:
+                await asyncio.wait_for(events_of(ticket), 10)
+            told[name] = failed.value.status_code
+        await asyncio.to_thread(worker.stop)
+
+    asyncio.run(ask())
+    # The two texts of a; then b and c beside them; these two again, with d; then d alone.
+    assert model.rows[:4] == [2, 4, 3, 1]
+    assert told == dict.fromkeys("abcd", 500)
+
+
+def test_a_fault_over_the_last_event_of_a_text_is_its_own_trouble_alone(held, monkeypatch, caplog):
+    """The row is finished by then, and the next text has joined without a pass yet."""
+    made, faults = Request.stream, [MemoryError()]
+
+    def stream(request: Request, step):
+        if step.finished and faults:
+            raise faults.pop()
+        return made(request, step)
+
+    monkeypatch.setattr(Request, "stream", stream)
+    with running(held, max_batch_size=1) as found, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(found.post, SHORT)
+        until(lambda: held.model.passes == 1)
+        second = pool.submit(found.post, SHORT)
+        until(lambda: found.worker.waiting() == 1)
+        held.model.gate.set()
+        assert first.result(10)[0] == 503
+        assert second.result(10)[0] == 200
+        assert found.worker.under_way() == 0
+    assert "decoding failed" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_the_engines_thread_ends_by_a_fault_every_client_is_told(held, monkeypatch):
+    monkeypatch.setattr(Worker, "_fail", lambda *_: 1 / 0)
+    ended = []
+
+    async def ask():
+        worker = Worker(held, rows=1, max_queue=4)
+        worker.on_broken = lambda: ended.append(worker.broken)
+        worker.start()
+        tickets = [worker.submit([held.request("Hi")]) for _ in range(2)]
+        held.model.failure = RuntimeError("boom")
+        held.model.gate.set()
+        for ticket in tickets:
+            with pytest.raises(ApiError, match="shutting down"):
+                await asyncio.wait_for(events_of(ticket), 10)
+        await asyncio.to_thread(worker.stop)
+
+    asyncio.run(ask())
+    assert ended == [True]
+
+
 def test_a_failure_ends_a_stream_with_an_error_frame(held, caplog):
     with running(held) as found, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(found.send, "POST", "/v1/completions", {**LONG, "stream": True})
@@ -179,7 +262,7 @@ def test_a_failure_ends_a_stream_with_an_error_frame(held, caplog):
         assert "[DONE]" not in text
         held.model.failure = RuntimeError("boom")
         stream = found.client().completions.create(model="toy", prompt="Hi", stream=True)
-        with pytest.raises(Exception, match="internal error"):
+        with pytest.raises(Exception, match="decoding failed"):
             list(stream)
     assert "boom" in caplog.text
 
@@ -207,6 +290,25 @@ def test_a_request_that_fails_again_and_again_does_not_end_the_server(held, capl
             assert found.post(SHORT)[0] == 500
         assert found.post(SHORT)[0] == 200
         assert found.worker.accepting
+
+
+def test_a_ticket_whose_events_are_not_read_is_dropped(held, monkeypatch):
+    monkeypatch.setattr("unmask.serve.worker.MOST_UNREAD", 5)
+
+    async def read_late() -> int:
+        worker = Worker(held, rows=1, max_queue=4)
+        worker.start()
+        ticket = worker.submit([held.request("Hi", max_tokens=400, policy="fixed")])
+        held.model.pace_s = 0.005
+        held.model.gate.set()
+        while not ticket.requests[0].abandoned:
+            await asyncio.sleep(0.005)
+        with pytest.raises(ApiError, match="the client is 5 events behind"):
+            await events_of(ticket)
+        await asyncio.to_thread(worker.stop)
+        return held.model.passes
+
+    assert 5 <= asyncio.run(read_late()) < 400
 
 
 def test_a_ticket_that_is_not_streamed_gets_its_output_alone(held):

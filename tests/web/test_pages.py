@@ -32,6 +32,17 @@ def test_the_files_of_the_page_come_with_its_policy_and_are_not_sent_twice(path,
     assert (head, told["Content-Length"], nothing) == (200, str(len(text.encode())), "")
 
 
+KINDS = {"/": "text/html", "/docs": "text/html", "/assets/main.js": "text/javascript", "/assets/base.css": "text/css"}
+
+
+@pytest.mark.parametrize("path", KINDS)
+@pytest.mark.parametrize("part", ["bytes=abc", "bytes=9999999-", "bytes=0-3"])
+def test_a_file_is_sent_whole_with_its_own_kind(path, part, toy_served):
+    status, headers, text = toy_served.send("GET", path, headers={"Range": part})
+    assert (status, headers["Content-Type"]) == (200, f"{KINDS[path]}; charset=utf-8")
+    assert text == toy_served.send("GET", path)[2]
+
+
 @pytest.mark.parametrize("name", ["nothing.js", "__init__.py", "..%2Fcli.py", "assets.py", "MAIN.JS", ""])
 def test_no_other_file_is_sent(name, toy_served):
     status, _, text = toy_served.send("GET", f"/assets/{name}")

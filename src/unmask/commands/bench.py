@@ -67,7 +67,7 @@ def serve(model: flags.BenchModel, workload: ServeWorkload, as_json: bool = flag
         how: dict[str, Any] = {"url": workload.url, "key": os.environ.get("UNMASK_API_KEY")}
         if workload.url is None:
             child = flags.from_extra("unmask.server_process", "serve", "a server")
-            how = ending.enter_context(child.started(load, workload, parameters))
+            how = ending.enter_context(child.started(load, workload, parameters))._asdict()
         how |= {"on_progress": shown.update, "on_minute": note}
         timing = bench_serve(workload, llm=llm, parameters=parameters, **how)
     _show([timing], as_json=as_json)

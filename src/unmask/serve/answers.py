@@ -74,7 +74,8 @@ class Answer:
         if self.header is not None and event.step is not None:
             found += self._event("pass", pass_line(index, event.step, request.token_text))
         if self.logprobs and (event.text_delta or event.output is not None):
-            logprobs = self.logprobs[request].take(event.output)
+            taken = self.logprobs[request].take(event.output)
+            logprobs = taken if any(taken.values()) else None  # null: there is no token
         if event.text_delta:
             found += self._chunk(index, {"content": event.text_delta}, logprobs=logprobs)
             logprobs = None
@@ -163,8 +164,12 @@ class Logprobs:
             return
         candidates = {place.position: place.candidates for place in step.open or ()}
         for commit in step.committed:
-            best = [self._entry(*candidate) for candidate in candidates.get(commit.position, ())[: self.top]]
             own = self._entry(commit.token_id, commit.probability or 0.0)
+            known = candidates.get(commit.position, ())[: self.top]
+            if self.chat:
+                best: Any = [self._entry(*candidate) for candidate in known]
+            else:
+                best = _by_text([own, *(self._entry(*each) for each in known if each[0] != commit.token_id)])
             self._entries[commit.position] = own | {"top_logprobs": best}
             self._ids[commit.position] = commit.token_id
 
@@ -193,7 +198,7 @@ class Logprobs:
         return {
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [_best(entry) for entry in entries],
+            "top_logprobs": [entry["top_logprobs"] for entry in entries],
             "text_offset": offsets,
         }
 
@@ -207,6 +212,9 @@ class Logprobs:
         return len(text) - min(MOST_BROKEN, len(text) - len(text.rstrip(BROKEN)))
 
 
-def _best(entry: dict[str, Any]) -> dict[str, float]:
-    """Log-probabilities of a token and its candidates by their texts; of two that read alike, the first."""
-    return {each["token"]: each["logprob"] for each in (*reversed(entry["top_logprobs"]), entry)}
+def _by_text(entries: list[dict[str, Any]]) -> dict[str, float]:
+    """The log-probabilities of tokens by their texts; of two that read alike, the larger."""
+    found: dict[str, float] = {}
+    for entry in entries:
+        found[entry["token"]] = max(found.get(entry["token"], IMPOSSIBLE), entry["logprob"])
+    return found

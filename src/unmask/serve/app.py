@@ -49,8 +49,8 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, answer: Answer, ticket: Ticket, deadline: float) -> None:
-        # Without these headers, proxies may hold frames back.
-        super().__init__(_frames(answer, ticket), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # else proxies may hold frames back
+        super().__init__(_frames(answer, ticket, deadline), headers=headers)
         self.ticket, self.deadline = ticket, deadline
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -111,7 +111,8 @@ def _add_probe(path: str, check: Callable[[Served], None], about: str) -> None:
         check(_served(request))
         return _reply({"status": "ok"})
 
-    router.add_api_route(path, probe, methods=["GET"], description=about, responses=_errors(503))
+    described: dict[str, Any] = {"response_model": schema.Health, "responses": _errors(503)}
+    router.add_api_route(path, probe, methods=["GET"], description=about, **described)
     router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
 
 
@@ -126,13 +127,13 @@ async def metrics(request: Request) -> Response:
     return Response(await _served(request).metrics_page(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
-@router.get("/v1/models", responses=_errors(401))
+@router.get("/v1/models", response_model=schema.ModelList, responses=_errors(401))
 async def models(request: Request) -> Response:
     """The model that is served."""
     return _reply({"object": "list", "data": [_served(request).model]})
 
 
-@router.get("/v1/models/{name:path}", responses=_errors(401, 404))
+@router.get("/v1/models/{name:path}", response_model=schema.Model, responses=_errors(401, 404))
 async def model(name: str, request: Request) -> Response:
     """That model, by its name, which may have slashes."""
     translate.check_model(name, _served(request).name)
@@ -145,7 +146,7 @@ async def completions(body: schema.CompletionRequest, request: CheckedRequest) -
     return await _answer(body, request)
 
 
-@router.post("/v1/chat/completions", response_model=schema.Completion, responses=_DECODING_RESPONSES)
+@router.post("/v1/chat/completions", response_model=schema.ChatCompletion, responses=_DECODING_RESPONSES)
 async def chat_completions(body: schema.ChatRequest, request: CheckedRequest) -> Response:
     """Answer a conversation through the checkpoint's chat template."""
     return await _answer(body, request)
@@ -189,7 +190,7 @@ async def _answer(body: schema.Body, request: CheckedRequest) -> Response:
     return _reply(answer.whole()) if answer.done else Response(status_code=GONE)
 
 
-async def _frames(answer: Answer, ticket: Ticket) -> AsyncGenerator[bytes]:
+async def _frames(answer: Answer, ticket: Ticket, deadline: float) -> AsyncGenerator[bytes]:
     """Text as it becomes certain, costs with the last chunk, or an error; and a sign of life in every silence."""
     now = asyncio.get_running_loop().time
     try:
@@ -197,6 +198,8 @@ async def _frames(answer: Answer, ticket: Ticket) -> AsyncGenerator[bytes]:
             yield first
         spoke = now()
         while not answer.done:
+            if now() >= deadline:  # whatever is there to be sent
+                raise overdue()
             told = STILL_HERE
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(spoke + SILENCE_S):
@@ -218,8 +221,9 @@ async def _watched(ticket: Ticket, receive: Receive, deadline: float) -> AsyncGe
     """
 
     async def heed() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        with contextlib.suppress(Exception):  # a connection that cannot be heard is lost
+            while (await receive())["type"] != "http.disconnect":
+                pass
         staying.reschedule(0.0)
 
     loop = asyncio.get_running_loop()

@@ -1,24 +1,20 @@
-"""What a server on a cluster has beside its replicas: the board, and the router. Neither knows a model.
+"""The board of a server on a cluster, an actor that belongs to the command and ends with it. It knows no model.
 
-Every replica reports to the board, an actor that belongs to the command and ends with it, and reads there what the
-command wants. So replicas learn of the end of a command that was killed. The router runs in the proxy of Ray Serve.
+Every replica reports to the board, and reads there what the command wants. So replicas learn of the end of a command
+that was killed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import Metric
-from ray.serve.request_router import RequestRouter
 
 from unmask.errors import UnmaskError
 
 STALE_S = 5.0  # without a report, a replica counts as lost
-ASK_S = 0.2  # for a replica to say how many requests it has
 
 
 class Report(NamedTuple):
@@ -68,17 +64,3 @@ class Board:
     def _forget_lost(self) -> None:
         oldest = self._clock() - STALE_S
         self._heard = {replica: heard for replica, heard in self._heard.items() if heard[0] >= oldest}
-
-
-class LeastLoadRouter(RequestRouter):
-    """Offers all replicas, of which Serve takes the least loaded; Serve's own router would offer two at random."""
-
-    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
-        # The proxy forgets the load of a replica that had no news for ten seconds, and would prefer the others.
-        known = self.replica_queue_len_cache
-        unknown = [replica for replica in candidate_replicas if known.get(replica.replica_id) is None]
-        asked = (asyncio.wait_for(replica.get_queue_len(deadline_s=ASK_S), ASK_S) for replica in unknown)
-        for replica, load in zip(unknown, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(load, int):
-                known.update(replica.replica_id, load)
-        return [random.sample(candidate_replicas, len(candidate_replicas))]  # of equals, the first is taken

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from unmask.errors import OutOfMemory, TooLong, UnmaskError, WrongOption
+from unmask.errors import KEYWORD, OutOfMemory, TooLong, UnmaskError, WrongOption
+from unmask.settings import Settings
 
 LONGEST = 500  # letters of a message: it may quote what a client sent
 
@@ -37,12 +39,18 @@ class ApiError(HTTPException):
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
+def _as_field(found: re.Match[str]) -> str:
+    return f"{found[1]}: {found[2]}" if found[1] in Settings.__dataclass_fields__ else found[0]
+
+
 def wrong(message: object, *, param: str | None = None) -> ApiError:
     """A request that cannot be served as it was made; `message` may be the error that says why."""
     code = "context_length_exceeded" if isinstance(message, TooLong) else None
     if isinstance(message, WrongOption):  # by the name of the field, which may lie inside another
         param = f"decoding.{message.name}" if param == "decoding" else param or message.name
         message = f"{param} {message.problem}"
+    elif isinstance(message, UnmaskError):  # which speaks of settings as Python does
+        message = KEYWORD.sub(_as_field, str(message))
     return ApiError(400, str(message), param=param, code=code)
 
 
@@ -54,7 +62,7 @@ def blaming(param: str | None) -> Generator[None]:
     except (ValueError, OverflowError) as error:
         raise wrong(error, param=param) from error
     except RecursionError as error:  # raised while an error quotes the value
-        raise wrong(f"{param} is nested too deeply", param=param) from error
+        raise wrong(f"{param or 'the body'} is nested too deeply", param=param) from error
 
 
 def closing() -> ApiError:
@@ -74,11 +82,18 @@ def dawdling(what: str, limit_s: float) -> ApiError:
 
 
 def answer_to(error: BaseException) -> ApiError:
-    """What a client gets for any error: the message of an error of ours, the type alone of any other."""
+    """What a client gets for an error that was raised while its request was read or answered."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, MemoryError):
+        return failed(error)
+    return ApiError(500, f"internal error: {type(error).__name__}; the log has more")
+
+
+def failed(error: BaseException) -> ApiError:
+    """What a client gets for an error of the engine: the message of an error of ours, the type alone of any other."""
     if isinstance(error, OutOfMemory | MemoryError):
         return ApiError(503, str(error) or "the server ran out of memory", code="out_of_memory")
     if isinstance(error, UnmaskError):
         return ApiError(500, str(error), code="engine_failed")
-    return ApiError(500, f"internal error: {type(error).__name__}; the log has more", code="engine_failed")
+    return ApiError(500, f"decoding failed: {type(error).__name__}; the log has more", code="engine_failed")

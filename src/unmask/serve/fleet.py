@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from unmask.errors import UnmaskError, WorkFailed, counted
 from unmask.remote.cluster import Cluster, ClusterConfig, last_line, quiet
+from unmask.serve.board import Board, Report
 from unmask.serve.config import ServerConfig
 from unmask.serve.ending import STOPPED, handling_signals, holding_sigterm
 from unmask.serve.run import bind, farewell
@@ -88,7 +89,6 @@ class Fleet:
         """Start the board, Ray Serve and the application; returns before the replicas are there."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from unmask.serve.board import Board
         from unmask.serve.replica import Replica
 
         serve = self._serve
@@ -113,7 +113,7 @@ class Fleet:
             graceful_shutdown_wait_loop_s=0.5,
             health_check_period_s=1.0,
             max_constructor_retry_count=MOST_LOSSES,
-            request_router_config={"request_router_class": "unmask.serve.board.LeastLoadRouter"},
+            request_router_config={"request_router_class": "unmask.serve.router.LeastLoadRouter"},
             logging_config=log,
         )
         bound = deploy(serve.ingress()(Replica)).bind(self._make, self._board)
@@ -173,7 +173,7 @@ class Fleet:
                 signals, end = len(self._signals), time.monotonic() + MARGIN_S
                 self._board.stop.remote(0.0)
 
-    def _overviews(self, pause_s: float) -> Iterator[tuple[list[Any], list[UnmaskError]]]:
+    def _overviews(self, pause_s: float) -> Iterator[tuple[list[Report], list[UnmaskError]]]:
         """What the board says, at once and after every pause, which a signal ends; raises if it is lost."""
         while True:
             self.cluster.check()

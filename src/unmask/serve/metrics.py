@@ -86,6 +86,9 @@ class Counting:
         with self.metrics.in_flight.track_inprogress():
             try:
                 await self.app(scope, receive, sending)
+            except Exception:  # which is answered further out
+                status, ended = 500, True
+                raise
             finally:
                 # The route's pattern, not the path: clients can make up paths, and each would stay a label for ever.
                 route = getattr(scope.get("route"), "path", "other")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from functools import cache
+from hashlib import blake2b
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.staticfiles import StaticFiles
 
 from unmask import policies, tasks, web
 from unmask.engine.plan import preset_name
@@ -33,17 +34,31 @@ PROMPTS = {
     "List": "Name five rivers of Europe and the seas into which they flow.",
 }
 FILES = {"/": "index.html", "/docs": "docs.html", "/favicon.ico": "icon.svg"}
-files = StaticFiles(directory=web.FOLDER)
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 router = APIRouter()
 
 
-async def _file(request: Request) -> Response:
-    name = FILES.get(request.scope["route"].path) or request.path_params["name"]
-    if not re.fullmatch(web.PUBLIC, name):
+@cache
+def _content(name: str) -> tuple[bytes, dict[str, str]]:
+    """The file of that name, and what is said about it; the tag changes with the content."""
+    path = web.FOLDER / name
+    if not re.fullmatch(web.PUBLIC, name) or not path.is_file():
         raise HTTPException(404)
-    response = await files.get_response(name, request.scope)
-    response.headers.update(HEADERS)
-    return response
+    content = path.read_bytes()
+    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
+    return content, HEADERS | {"Content-Type": KINDS[path.suffix], "ETag": tag}
+
+
+async def _file(request: Request) -> Response:
+    content, headers = _content(FILES.get(request.scope["route"].path) or request.path_params["name"])
+    if headers["ETag"] in request.headers.get("if-none-match", ""):  # which may list several, or call it weak
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers)
 
 
 for path in (*FILES, "/assets/{name}"):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from prometheus_client import Metric
 from ray import serve
 from ray.exceptions import RayActorError
 
@@ -25,7 +26,7 @@ class Replica:
     async def __init__(self, make: Callable[[], Served], board: Any) -> None:
         self.id = serve.get_replica_context().replica_id.unique_id
         self.board = board
-        self.served: Any = None  # until the model is loaded
+        self.served: Served | None = None  # until the model is loaded
         self.reporting = asyncio.create_task(self._keep_reporting())
         try:
             # In a thread: reports go on meanwhile.
@@ -35,6 +36,11 @@ class Replica:
             await board.fail.remote(self.id, failure_of(error))
             raise
 
+    @property
+    def _loaded(self) -> Served:
+        assert self.served is not None
+        return self.served
+
     def _load(self, make: Callable[[], Served]) -> Served:
         served = make()
         served.metrics_of_all = self._metrics
@@ -42,24 +48,20 @@ class Replica:
         return served
 
     def __serve_build_asgi_app__(self) -> App:  # Serve calls it after the constructor
-        return create_app(self.served)
+        return create_app(self._loaded)
 
     def check_health(self) -> None:
         """Raise if the model cannot be run any more, or the engine is stuck: Serve then replaces the replica."""
-        self.served.check_alive(self.served.config.watchdog_s or math.inf)
+        self._loaded.check_alive(self._loaded.config.watchdog_s or math.inf)
 
     async def _metrics(self) -> bytes:
         others = await self.board.counters.remote()
-        return merged_page({**others, self.id: self.served.worker.metrics.registry.collect()})
+        return merged_page({**others, self.id: self._loaded.worker.metrics.registry.collect()})
 
     async def _keep_reporting(self) -> None:
         while True:
-            report, counters = Report(), []
-            if self.served is not None and not (worker := self.served.worker).broken:
-                report = Report(self.served.name, not worker.accepting, worker.under_way())
-                counters = list(worker.metrics.registry.collect())
             try:
-                left_s = await self.board.report.remote(self.id, report, counters)
+                left_s = await self.board.report.remote(self.id, *self._report())
             except RayActorError:  # the command that the board belongs to was killed
                 await serve.shutdown_async()
                 return
@@ -68,3 +70,10 @@ class Replica:
                 if left_s == 0:
                     self.served.worker.drop_all()
             await asyncio.sleep(REPORT_S)
+
+    def _report(self) -> tuple[Report, list[Metric]]:
+        if self.served is None or self.served.worker.broken:
+            return Report(), []
+        worker = self.served.worker
+        report = Report(self.served.name, not worker.accepting, worker.under_way())
+        return report, list(worker.metrics.registry.collect())

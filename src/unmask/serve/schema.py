@@ -27,7 +27,12 @@ FORMS = {
     "content": 'a string or a list of parts {"type": "text", "text": ...}',
     "events": f'true, false or {{"candidates": 0 to {MOST_CANDIDATES}, "overlap": true or false}}',
 }
-SAID = {"missing": "is missing", "model_type": "must be an object", "model_attributes_type": "must be an object"}
+SAID = {
+    "missing": "is missing",
+    "bool_type": "must be true or false",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
 FirstFault = Field(fail_fast=True)  # for every list: one error for each of a million faults would take minutes
 TokenIds = Annotated[list[int], FirstFault]
 ManyTokenIds = Annotated[list[TokenIds], FirstFault]
@@ -199,26 +204,41 @@ class ChatText(BaseModel):
     content: str
 
 
-class Choice(BaseModel):
-    """A text, or a message that answers a conversation."""
-
+class _Choice(BaseModel):
     index: int
-    text: str | None = _about("Of a completion.")
-    message: ChatText | None = _about("Of a conversation.")
     logprobs: dict[str, Any] | None = _about("Of each token, at the pass that committed it; in OpenAI's form.")
+
+
+class CompletionChoice(_Choice):
+    text: str
     finish_reason: Literal["stop", "length"] | None = None
 
 
-class Completion(BaseModel):
-    """The answer to a request, and each chunk of a completion that is streamed."""
+class ChatChoice(_Choice):
+    message: ChatText
+    finish_reason: Literal["stop", "length"]
 
+
+class _Answer(BaseModel):
     id: str
-    object: Literal["text_completion", "chat.completion"]
     created: int
     model: str
-    choices: list[Choice]
     usage: Usage | None = None
     decoding: DecodingReport | None = None
+
+
+class Completion(_Answer):
+    """The answer to a CompletionRequest, and each chunk of one that is streamed."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class ChatCompletion(_Answer):
+    """The answer to a ChatRequest."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
 
 
 class Tokenized(BaseModel):
@@ -236,6 +256,28 @@ class Detokenized(BaseModel):
 
     prompt: str
     ignored: list[str]
+
+
+class Model(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """All models that are served: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(BaseModel):
+    """All is well."""
+
+    status: Literal["ok"]
 
 
 class ErrorDetail(BaseModel):
@@ -271,4 +313,5 @@ def complaint(errors: Sequence[Any]) -> ApiError:
     if not param:
         return wrong("the body must be a JSON object")
     said = SAID.get(first["type"]) or re.sub(r"^\w+ should", "must", first["msg"])
-    return wrong(f"{param} {said}", param=param)
+    got = "" if isinstance(first["input"], dict | list) else f", got {first['input']!r:.80}"
+    return wrong(f"{param} {said}{got}", param=param)

@@ -7,6 +7,7 @@ ignored; inside `decoding` it is refused.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ def translate(body: Body, served: Served) -> Answer:
     detail = _detail(decoding.events, job, top, streamed=bool(body.stream))
     requests = _requests(body, llm, prompts, job, places)
     _check_limits(requests, config)
+    _check_work(decoding, job, most_blocks=max(len(request.canvas.blocks) for request in requests))
     if (told := sum(len(request.canvas.holes) for request in requests) * (top or 0)) > MOST_TOLD:
         raise wrong(f"{told} candidates are asked for; one request may ask for {MOST_TOLD}", param="logprobs")
     for request in requests:
@@ -85,7 +87,7 @@ def translate(body: Body, served: Served) -> Answer:
         body=body,
         model=served.name,
         requests=requests,
-        ignored=sorted(extra.keys() - REFUSED.keys()),
+        ignored=sorted({*(extra.keys() - REFUSED.keys()), *_ignored_inside(body)}),
         logprobs={} if top is None else {one: Logprobs(one, llm.codec, top=top, chat=body.chat) for one in requests},
         header=Trace.join([llm.new_trace(request) for request in requests]).header if decoding.events else None,
     )
@@ -118,19 +120,35 @@ def _policy(decoding: Decoding, llm: Generator, default: Policy) -> Policy:
     with blaming("decoding.policy"):
         base = default if decoding.policy is None else policies.resolve(decoding.policy, family)
     given = {key: value for key, value in (decoding.model_extra or {}).items() if key not in SETTINGS}
-    own = policies.describe(base).keys() - {"name"}
+    own = sorted(policies.describe(base).keys() - {"name"})
     for key in [key for key in given if key not in own]:
         message = str(UnknownName("field of decoding", key, [*Decoding.model_fields, *SETTINGS, *own]))
         if owner := policies.owner_of(key):
-            message = f"{key} is a parameter of policies such as {owner}, not of {policies.name_of(base)}"
+            has = f"the policy {policies.name_of(base)} has no parameter {key}; it has: {', '.join(own) or 'none'}"
+            message = f"{has}; {key} is a parameter of policies such as {owner}, to be named under decoding.policy"
         raise wrong(message, param=f"decoding.{key}")
     with blaming("decoding"):
-        policy = policies.resolve(base, family, parameters=given)
-    for key, value in policies.describe(policy).items():
-        most = MOST_ROUNDS.get(key, llm.spec.max_length)
-        if key in given and isinstance(value, int) and value > most:
-            raise wrong(f"{key} must be at most {most}, got {value}", param=f"decoding.{key}")
-    return policy
+        return policies.resolve(base, family, parameters=given)
+
+
+def _check_work(decoding: Decoding, job: Plan, *, most_blocks: int) -> None:
+    """Refuse a policy's numbers that make a text more work than the longest text that the model has room for.
+
+    A schedule may leave passes idle, so `passes` times the number of blocks is at most the model's positions.
+    """
+    limits = MOST_ROUNDS | {"passes": max(1, job.spec.max_length // most_blocks)}
+    largest = max(job.spec.vocab_size, job.spec.max_length)  # beyond every size of the model, numbers only overflow
+    for key, value in policies.describe(job.policy).items():
+        most, given = limits.get(key, largest), key in (decoding.model_extra or {})
+        if isinstance(value, int) and value > most and (given or key == "passes"):
+            raise wrong(f"{key} must be at most {most}, got {value}", param=f"decoding.{key}" if given else "decoding")
+
+
+def _ignored_inside(body: Body) -> Iterator[str]:
+    if body.stream_options is not None:
+        yield from (f"stream_options.{name}" for name in body.stream_options.model_extra or {})
+    for number, message in enumerate(body.messages if isinstance(body, ChatRequest) else ()):
+        yield from (f"messages[{number}].{name}" for name in message.model_extra or {})
 
 
 def _settings(body: Body, decoding: Decoding, settings: Settings) -> tuple[Settings, dict[str, str]]:
@@ -180,7 +198,7 @@ def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan, places:
     """The engine's requests; a prompt with masks is filled, any other is continued."""
     suffix, first = body.suffix if isinstance(body, schema.CompletionRequest) else None, job.settings.seed
     endless = job.settings.with_(**{name: value for name, value in NO_END.items() if name not in places})
-    requests = []
+    requests, infill = [], False
     try:
         for prompt in prompts:
             infill = _has_mask(prompt, llm)
@@ -192,7 +210,7 @@ def _requests(body: Body, llm: Generator, prompts: list[Any], job: Plan, places:
         raise wrong(error, param=places.get(error.name, error.name)) from error
     except UnmaskError as error:
         # Where other fields may be the reason, none is named.
-        several = suffix is not None or isinstance(error, TooLong)
+        several = suffix is not None or (job.max_tokens >= llm.spec.max_length and not infill)
         param = None if several else "messages" if isinstance(body, ChatRequest) else "prompt"
         raise wrong(error, param=param) from error
     return requests

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from unmask.engine.generator import Generator
 from unmask.engine.scheduler import Request, Scheduler
 from unmask.errors import UnmaskError
-from unmask.serve.errors import ApiError, answer_to, closing
+from unmask.serve.errors import ApiError, closing, failed
 from unmask.serve.metrics import Metrics
 from unmask.types import StreamEvent
 
 log = logging.getLogger(__name__)
+
+MOST_UNREAD = 2**15  # events of one request that its client has not read yet
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +34,8 @@ class Ticket:
     requests: Sequence[Request]
     streamed: bool = True  # else it gets outputs and errors only: each piece of news wakes the event loop
     began: float = field(default_factory=time.perf_counter)
-    has_text: bool = False  # used by the engine's thread only
+    has_text: bool = False  # this and the next are used by the engine's thread only
+    put_back: bool = False  # into the line, after a failure that another ticket may have caused
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _news: asyncio.Queue[tuple[Request, StreamEvent] | ApiError] = field(default_factory=asyncio.Queue)
 
@@ -47,6 +50,10 @@ class Ticket:
         if isinstance(news, ApiError):
             raise news
         return news
+
+    @property
+    def unread(self) -> int:
+        return self._news.qsize()
 
     def abandon(self, error: ApiError | None = None) -> None:
         """Have the engine drop the texts that are left, and pass on the error that is the reason, if there is one."""
@@ -160,6 +167,13 @@ class Worker:
         except BaseException as error:
             self._prepared.set_exception(error)
             return
+        try:
+            self._serve()
+        finally:
+            if not self._stopped:
+                self._break()
+
+    def _serve(self) -> None:
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._line or self._stopped)
@@ -181,40 +195,57 @@ class Worker:
         with self._work:
             if len(self._line) > self.max_queue:
                 self._forget_abandoned()
-            ticket = self._open.pop(request) if last else self._open[request]
-        if request.abandoned:
+            ticket = self._open.pop(request, None) if last else self._open.get(request)
+        if ticket is None or request.abandoned:
             return
         if event.step is not None and event.step.error is not None:  # the texts of other tickets go on
             log.error("decoding failed: %s", event.step.error)
-            ticket.abandon(answer_to(event.step.error))
+            ticket.abandon(failed(event.step.error))
             return
         if event.text_delta and not ticket.has_text:
             ticket.has_text = True
             self.metrics.first_text.observe(time.perf_counter() - ticket.began)
-        if ticket.streamed or event.output is not None:
+        if ticket.unread >= MOST_UNREAD:
+            ticket.abandon(ApiError(500, f"the client is {MOST_UNREAD} events behind", code="slow_reader"))
+        elif ticket.streamed or event.output is not None:
             ticket.tell((request, event))
 
     def _forget_abandoned(self) -> None:
         """Take abandoned requests out of the line; in the engine's thread, which alone takes from the line."""
         for request in [waiting for waiting in self._line if waiting.abandoned]:
             self._line.remove(request)
-            del self._open[request]
+            self._open.pop(request, None)
 
     def _fail(self, error: BaseException) -> None:
-        """End the tickets whose texts were lost with a batch; and the worker, if the model cannot be run any more."""
+        """End the tickets whose texts were lost with a batch; and the worker, if the model cannot be run any more.
+
+        A ticket whose texts had no pass yet has lost nothing: they go back to the head of the line. This happens once
+        to a ticket, and never to one that was alone in the batch, since it may be at fault itself.
+        """
         log.error("decoding failed: %s", error, exc_info=None if isinstance(error, UnmaskError) else error)
-        lost = list(self._scheduler.running.values())
         self._scheduler.running.clear()
         with self._work:
-            if not lost and self._line:  # the engine failed over the next text, and would do so for ever
-                lost.append(self._line.popleft())
-            tickets = {self._open.pop(request) for request in lost}
+            waiting = set(self._line)
+            if self._line and not self._open.keys() - waiting:  # the engine took no text, and would fail for ever
+                waiting.remove(self._line.popleft())
+            batch = [(request, ticket) for request, ticket in self._open.items() if request not in waiting]
+            alone = len({ticket for _, ticket in batch}) == 1
+            lost = {ticket for request, ticket in batch if alone or ticket.put_back or request.canvas.passes}
+            for request, ticket in reversed(batch):
+                ticket.put_back = True
+                if ticket in lost:
+                    del self._open[request]
+                else:
+                    self._line.appendleft(request)
         if not isinstance(error, UnmaskError) and not self._runs():
-            self.broken = True
-            self.drop_all()
-            self.on_broken()
-        for ticket in tickets:
-            ticket.abandon(answer_to(error))
+            self._break()
+        for ticket in lost:
+            ticket.abandon(failed(error))
+
+    def _break(self) -> None:
+        self.broken = True
+        self.drop_all()
+        self.on_broken()
 
     def _runs(self) -> bool:
         """Whether the model can be run at all: a client that repeats a request which fails must not end the server."""
