@@ -300,16 +300,6 @@ def test_pieces_of_random_texts_add_up_whatever_ends_them(toy):
         assert pieces == text
 
 
-def test_a_policy_that_says_nothing_about_itself_needs_nothing():
-    class Silent:
-        def select(self, view, state=None):
-            raise NotImplementedError
-
-    assert policies.needs_of(Silent()) == frozenset()
-    assert policies.remasks(Silent()) is False
-    assert not policies.is_pure(Silent())
-
-
 def test_arguments_of_the_wrong_kind_get_one_clear_line(toy):
     unchecked = inspect.unwrap(type(toy).generate)  # without the type checks that only tests have
     wrong = {

@@ -16,7 +16,6 @@ from unmask.errors import CheckpointError, UnknownName, UnmaskError
 from unmask.models.checkpoint import folder
 from unmask.models.checkpoint.loading import load_model
 from unmask.models.checkpoint.weights import Weights
-from unmask.models.device import choose_device
 from unmask.models.transformer import Transformer
 
 MakeFolder = Callable[..., Path]
@@ -341,20 +340,6 @@ def test_an_unknown_dtype_gets_a_near_match(llada_folder: Path) -> None:
     expected = "unknown dtype 'bfloat61'; did you mean 'bfloat16'? known: bfloat16, float16, float32"
     assert refusal(llada_folder, dtype="bfloat61") == expected
     assert refusal(llada_folder, dtype=torch.int8).startswith("unknown dtype 'int8'")
-
-
-@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:x"])
-def test_an_unknown_device_is_refused(device: str) -> None:
-    with pytest.raises(UnmaskError, match=rf"^unknown device '{device}'; use 'cpu', 'cuda', 'cuda:N' or 'mps'$"):
-        choose_device(device)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_said() -> None:
-    expected = f"device 'cuda' is not there: torch {torch.__version__} sees 0 of that type"
-    with pytest.raises(UnmaskError) as caught:
-        choose_device("cuda")
-    assert str(caught.value) == expected
 
 
 def test_loading_changes_nothing_in_the_folder(llada_folder: Path, tmp_path: Path) -> None:

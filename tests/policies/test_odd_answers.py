@@ -181,3 +181,13 @@ def test_what_a_policy_cannot_have_or_be_called_is_refused():
 
     with pytest.raises(UnmaskError, match="Greedy has a parameter 'max_tokens', which is the name of a setting"):
         toy.generate("x", policy=Greedy(), max_tokens=8)
+
+
+def test_a_policy_that_says_nothing_about_itself_needs_nothing():
+    class Silent:
+        def select(self, view, state=None):
+            raise NotImplementedError
+
+    assert policies.needs_of(Silent()) == frozenset()
+    assert policies.remasks(Silent()) is False
+    assert not policies.is_pure(Silent())
