@@ -231,7 +231,7 @@ def test_a_fault_over_the_last_event_of_a_text_is_its_own_trouble_alone(held, mo
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_when_the_engines_thread_ends_by_a_fault_every_client_is_told(held, monkeypatch):
-    monkeypatch.setattr("unmask.serve.worker.failed", lambda error: 1 / 0)
+    monkeypatch.setattr("unmask.serve.worker.log.error", lambda *_, **__: 1 / 0)  # as with a full disk
     ended = []
 
     async def ask():
