@@ -28,7 +28,7 @@ with contextlib.suppress(ImportError):
 import unmask
 
 UNIX = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "readline", "syslog")
-SKIPPED = ("kernels", "cuda", "integrations", "remote", "replica", "board", "__main__")  # other machines and hosts
+SKIPPED = ("kernels", "cuda", "integrations", "remote", "replica", "router", "__main__")  # other machines and hosts
 
 
 def missing(module: types.ModuleType, *names: str) -> None:
