@@ -105,7 +105,8 @@ class Packed:
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
         parts = qkv.transpose(0, 1).split(self.sizes, dim=1)
         found = [row(layer, part) for row, part in zip(self.rows, parts, strict=True)]
-        return torch.cat(found, dim=1).transpose(0, 1).contiguous()
+        # Not transposed: even where a side is 1 its stride would count, and a product would go row by row.
+        return torch.cat(found, dim=1)[0].unsqueeze(1)
 
 
 def visible_mask(plan: PassPlan, length: int, *, block_size: int | None) -> Mask:
